@@ -35,7 +35,7 @@ from transformers.utils import logging
 
 import outliers
 from outliers.errors import UserError, reason_of
-from outliers.models.anatomy import anatomy_of, projections
+from outliers.models.anatomy import layers_of, projections
 from outliers.models.anatomy.examples import IGNORED, Block, Examples
 from outliers.models.stream import stream_model
 from outliers.quantization.linear import QuantizedLinear
@@ -47,14 +47,19 @@ REFUSED = "refused: "  # begins a reason that is a line for users
 SECONDS = 300  # of one check at most
 PROCESSES = multiprocessing.get_context("fork")
 RUN, FIRST = "run", ("found", "loss")  # without which nothing else is tried
-STREAM = "stream"
+STREAM, ATTENTION = "stream", "attention"
+BY_NAME = {
+    STREAM: "works resident",
+    ATTENTION: "works without probabilities",
+}  # of checks that a kind of model cannot pass
 LAYERS, WIDTH, VOCABULARY = 4, 64, 512
 # Fields of configurations by what they become; a type has some of them.
 FIELDS = (
-    (VOCABULARY, "vocab_size vocab_size_per_layer_input decoder_vocab_size"),
+    (VOCABULARY, "vocab_size vocab_size_per_layer_input decoder_vocab_size src_vocab_size tgt_vocab_size"),
     (
         WIDTH,
-        "hidden_size n_embd d_model n_embed dim word_embed_proj_dim embedding_size embedding_dim lru_width conv_dim",
+        "hidden_size n_embd d_model n_embed dim word_embed_proj_dim embedding_size embedding_dim lru_width conv_dim "
+        "text_hidden_size out_hidden_size adapter_in_dim adapter_input_size",
     ),
     (LAYERS, "num_hidden_layers n_layer n_layers num_layers num_blocks decoder_layers"),
     (
@@ -69,9 +74,9 @@ FIELDS = (
     ),
     (
         16,
-        "head_dim sliding_window qk_rope_head_dim qk_nope_head_dim v_head_dim mamba_d_head mamba_d_state state_size "
-        "linear_key_head_dim linear_value_head_dim hidden_size_per_layer_input d_head mamba_headdim "
-        "index_head_dim index_topk",
+        "head_dim rotary_dim sliding_window qk_rope_head_dim qk_nope_head_dim v_head_dim mamba_d_head mamba_d_state "
+        "state_size linear_key_head_dim linear_value_head_dim hidden_size_per_layer_input d_head mamba_headdim "
+        "index_head_dim index_topk attention_window block_size",
     ),
     (96, "intermediate_size n_inner ffn_dim decoder_ffn_dim encoder_ffn_dim ffn_hidden_size block_ff_dim"),
     (
@@ -79,7 +84,7 @@ FIELDS = (
         "moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size "
         "shared_experts_intermediate_size",
     ),
-    (8, "num_experts num_local_experts n_routed_experts moe_num_experts rotary_dim mamba_n_heads"),
+    (8, "num_experts num_local_experts n_routed_experts moe_num_experts mamba_n_heads"),
     (
         1,
         "n_group num_expert_group topk_group first_k_dense_replace mamba_n_groups n_groups bos_token_id "
@@ -90,7 +95,14 @@ FIELDS = (
     (256, "max_position_embeddings n_positions"),
 )
 SMALL = {name: size for size, names in FIELDS for name in names.split()} | {"pad_token_id": 0, "eos_token_id": 2}
+SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}  # of half a small head
 OWN = {  # of a type: what its default configuration lacks, or asks for
+    **{
+        f"{kind}_text": {"rope_parameters": SECTIONS}
+        for kind in ("cosmos3_edge", "glm4v", "glm_ocr", "paddleocr_vl", "qwen2_5_omni", "qwen2_5_vl", "qwen2_vl")
+    },
+    "glm4v_moe_text": {"rope_parameters": SECTIONS | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}},
+    "ernie4_5_vl_moe_text": {"moe_intermediate_size": [48, 48]},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
     "dots1": {"n_shared_experts": 1},
     "esmc": {"num_key_value_heads": 4},
@@ -166,8 +178,9 @@ def tiny(kind: str, family: str = "causal", sizes: Mapping[int, int] | None = No
         config.decoder_start_token_id = 1
     torch.manual_seed(0)
     model = made_by.from_config(config).eval().float().requires_grad_(False)
+    computed = {*(model._keys_to_ignore_on_save or ())}  # such as positions, which no checkpoint holds
     for name, parameter in model.named_parameters():
-        if parameter.ndim > 1:
+        if parameter.ndim > 1 and name not in computed:
             nn.init.normal_(parameter, std=0.08)
         elif "norm" in name.lower():
             parameter += 0.1 * torch.randn_like(parameter)
@@ -189,8 +202,10 @@ def loss_of(model: PreTrainedModel, block: Block) -> float:
     if isinstance(block, torch.Tensor):
         logits, labels = model(input_ids=block[None], use_cache=False).logits[0, :-1], block[1:]
     else:  # an encoder-decoder makes the inputs of its decoder of the labels
-        labels = block.labels
-        logits = model(input_ids=block.ids[None], labels=labels[None]).logits[0]
+        labels, read = block.labels, {"labels": block.labels[None]}
+        if hasattr(model, "prepare_decoder_input_ids_from_labels"):
+            read = {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels[None])}
+        logits = model(input_ids=block.ids[None], **read).logits[0]
     return float(nn.functional.cross_entropy(logits.double(), labels, ignore_index=IGNORED))
 
 
@@ -234,10 +249,10 @@ def checks(
             model.save_pretrained(folder)
             return abs(loss(stream_model(folder)) - expected) < 1e-6
 
-    yield "found", lambda: bool(anatomy_of(model.config))
+    yield "found", lambda: bool(layers_of(model))
     yield "loss", lambda: abs(loss(model) - expected) < 1e-6
     yield "trace", lambda: all(one.roles for one in traces(model, text, attention=False))
-    yield "attention", lambda: all(one.roles for one in traces(model, text))
+    yield ATTENTION, lambda: all(one.roles for one in traces(model, text))
     yield "plant", planted
     for scheme in ("absmax", "w4a4", "llm.int8"):
         yield scheme, lambda scheme=scheme: quantized(scheme)
@@ -315,13 +330,16 @@ def outcome(result: dict[str, str]) -> str:
         return "not tried"
     if wrong & {*FIRST}:
         return "refused"
-    without = ", ".join(name for name in result if name in wrong and not is_refused_stream(name, result))
-    return f"works without {without}" if without else "works" if not wrong else "works resident"
+    without = ", ".join(name for name in result if name in wrong and not is_refused_by_name(name, result))
+    if without:
+        return f"works without {without}"
+    return next((words for name, words in BY_NAME.items() if name in wrong), "works")
 
 
-def is_refused_stream(name: str, result: dict[str, str]) -> bool:
-    """Return whether a check is that of a streamed model, refused because layers read what earlier ones have made."""
-    return name == STREAM and result[name].startswith(f"{REFUSED}layer ")
+def is_refused_by_name(name: str, result: dict[str, str]) -> bool:
+    """Return whether a check is refused because of what the model is: its layers read what earlier ones have made
+    beside the residual stream, or it has no probability for each pair of positions."""
+    return name in BY_NAME and re.match(f"{REFUSED}(the attention of )?layer ", result[name]) is not None
 
 
 def row(kind: str, result: dict[str, str]) -> str:
@@ -342,14 +360,17 @@ def section(family: str, results: dict[str, dict[str, str]]) -> list[str]:
     """Return the lines of a family's section."""
     counts = Counter(map(outcome, results.values()))
     run = len(results) - counts["not tried"]
-    whole = counts["works"] + counts["works resident"]
+    by_name = {words: counts[words] for words in BY_NAME.values()}
+    whole = counts["works"] + sum(by_name.values())
     share = f"{100 * whole / max(1, run):.0f} %"
     return [
         f"## {family.capitalize()} models",
         "",
         f"Of {run} types that transformers runs, {run - counts['refused']} have its loss here, and {whole} pass every "
-        f"check ({share}), {counts['works resident']} of them with streaming refused by name. "
-        f"The other {counts['not tried']} have default configurations that transformers cannot build or run so small.",
+        f"check ({share}), {by_name[BY_NAME[STREAM]]} of them with streaming refused by name, and "
+        f"{by_name[BY_NAME[ATTENTION]]} with the probabilities of their attention, which is of windows or groups of "
+        f"positions. The other {counts['not tried']} have default configurations that transformers cannot build or run "
+        "so small.",
         "",
         "| type | result | why not |",
         "|---|---|---|",

@@ -238,7 +238,9 @@ def _joined(
         for pattern, lazy in parts:
             by_pattern[pattern].append(get(lazy))
         for operation in converter.operations:
-            by_pattern = operation.convert(by_pattern, **patterns, full_layer_name=own_name, model=skeleton)
+            by_pattern = operation.convert(
+                by_pattern, **patterns, full_layer_name=own_name, model=skeleton, config=model.config
+            )
         return [*by_pattern.values()][place]
 
     tensors = {}

@@ -184,10 +184,9 @@ def architecture_first(kind: str) -> Iterator[None]:
         yield
     except UserError:
         if kind and all(known["model_type"] != kind for known in known_configs().values()):
-            from outliers.models.anatomy import COMPOSITE, check_known  # imports torch, so only for unknown types
+            from outliers.models.anatomy import check_known  # imports torch, so only for unknown types
 
-            if kind not in COMPOSITE:
-                check_known(kind)
+            check_known(kind)
         raise
 
 

@@ -354,6 +354,13 @@ def attention_hooks(
     def hook_of(layer: Layer):
         def hook(module, args, kwargs, output):
             found = probabilities(output)
+            read = next(one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor))
+            if not cross and (found.shape[-2] not in read.shape or found.shape[-1] < found.shape[-2]):
+                raise UserError(
+                    f"the attention of layer {layer.number} gives probabilities of the shape {tuple(found.shape)}; "
+                    "expected those of all keys for each query: this model attends within windows; look at it with "
+                    "attention=False"
+                )
             # not through __call__, so that this hook is not called again
             again = lambda: probabilities(module.forward(*args, **kwargs))  # noqa: E731
             visit(layer.number, found, again, masks.visible(layer, module, *found.shape[-2:]))

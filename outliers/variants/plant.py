@@ -14,7 +14,6 @@ from outliers.criterion import check_threshold
 from outliers.errors import UserError
 from outliers.models.anatomy import (
     Layer,
-    anatomy_of,
     check_features,
     check_plain,
     check_used_once,
@@ -26,6 +25,7 @@ from outliers.models.anatomy import (
     projections,
     stacks_of,
 )
+from outliers.models.anatomy.discover import is_projection
 from outliers.models.anatomy.trust import check_planted
 from outliers.models.anatomy.weights import check_in_memory
 from outliers.models.decoder import in_eval_mode
@@ -114,9 +114,11 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
     if sums and all(map(_has_biases, sums)):
         for junction in sums:
             _shift(junction, features, factor)
-    elif not sums and anatomy_of(model.config).norms:
-        for layer in layers_of(planted):
-            _scale(layer, features, factor)
+    elif not sums and any(layer.anatomy.norms for layer in layers_of(model)):
+        if not sum(_scale(layer, features, factor) for layer in layers_of(planted)):
+            raise UserError(
+                "the projections behind each norm of this model read something else too; plant in another model"
+            )
     else:
         _scale_stream(planted, features, factor)
     with in_eval_mode(model), in_eval_mode(planted):
@@ -124,22 +126,30 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
     return planted
 
 
-def _scale(layer: Layer, features: list[int], factor: float) -> None:
-    """Scale the outputs of norms before sub-layers, and divide the weights that read them."""
-    for path, roles in layer.anatomy.norms.items():
+def _scale(layer: Layer, features: list[int], factor: float) -> int:
+    """Scale the outputs of norms before sub-layers, and divide the weights that read them; return how many norms.
+
+    A norm is left as it is if a projection behind it also reads something else, such as keys of two stacks.
+    """
+    anatomy, count = layer.anatomy, 0
+    for path, roles in anatomy.norms.items():
         norm = layer.module.get_submodule(path)
-        if isinstance(norm, nn.Identity):  # ModernBERT has none before its first attention
+        names = anatomy.read_by.get(path) or [one for role in roles for one in getattr(anatomy, role)]
+        readers = {name: layer.module.get_submodule(name) for name in names}
+        shared = any(name in anatomy.apart and is_projection(module) for name, module in readers.items())
+        if shared or isinstance(norm, nn.Identity):  # ModernBERT has none before its first attention
             continue
+        count += 1
         _scale_norm(layer, path, features, factor)
-        readers = layer.anatomy.read_by.get(path) or [one for role in roles for one in getattr(layer.anatomy, role)]
-        for name in dict.fromkeys(readers):
-            module = layer.module.get_submodule(name)
-            if getattr(module, "weight", None) is None:  # such as experts that are no projections
-                undone = 1 / _factors(layer.module, layer.anatomy.width, features, factor)
+        for name, module in readers.items():
+            weight = getattr(module, "weight", None)
+            if weight is None or weight.ndim != 2:  # such as another norm, or experts that are no projections
+                undone = 1 / _factors(layer.module, anatomy.width, features, factor)
                 layer.module.set_submodule(name, Scaled(module, undone))
             else:
                 weight = _inputs(module)
                 weight[_of_streams(features, layer, len(weight))] /= factor
+    return count
 
 
 def _scale_norm(layer: Layer, path: str, features: list[int], factor: float) -> None:
@@ -147,7 +157,7 @@ def _scale_norm(layer: Layer, path: str, features: list[int], factor: float) -> 
     norm = layer.module.get_submodule(path)
     parameters = list(norm.named_parameters())
     for name, parameter in parameters:
-        offset = layer.anatomy.norm_offset if name == "weight" else 0.0
+        offset = layer.anatomy.norm_offset if name.endswith("weight") else 0.0
         of_all = _of_streams(features, layer, len(parameter))
         parameter[of_all] = factor * (offset + parameter[of_all]) - offset
     if not parameters:

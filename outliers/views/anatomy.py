@@ -9,7 +9,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTraine
 
 from outliers.criterion import QUANTIZED, ROUTER
 from outliers.errors import UserError
-from outliers.models.anatomy import Layer, check_known, family_of, in_layer, layers_of, part_config, width_of
+from outliers.models.anatomy import Layer, anatomy_of, family_of, in_layer, layers_of, part_config, width_of
 from outliers.models.anatomy.experts import ExpertProjection, number_of
 from outliers.models.anatomy.weights import own_parameters
 from outliers.models.load import find_config
@@ -75,7 +75,7 @@ def anatomy(model: str | PretrainedConfig | PreTrainedModel) -> ModelAnatomy:
         model = _config(model)
     if isinstance(model, PretrainedConfig):
         model = part_config(model)
-        check_known(model.model_type)
+        anatomy_of(model)
         model = skeleton(model)
     layers = layers_of(model)
     rows = []

@@ -22,6 +22,7 @@ from outliers.errors import UserError
 from outliers.models.anatomy import OWN, layers_of, projections
 from outliers.models.anatomy.found import _key
 from outliers.models.names import CACHE
+from outliers.models.stream import stream_model
 from scripts.every_type import checks, loss_of, made_small, text_of, tiny, tried
 from tests import conftest
 from tests.models.test_experts import absmax
@@ -135,6 +136,14 @@ def test_the_residual_stream_of_several_streams_is_their_mean(kind):
     assert torch.equal(seen[1], seen["state"].view(24, 4, 64).mean(1))
 
 
+def test_probabilities_within_windows_are_refused():
+    """Longformer gives each query those of the keys around it."""
+    model, text = tiny("longformer", "masked"), text_of("masked")
+    with pytest.raises(UserError, match=r"attention of layer 0 gives probabilities of the shape \(1, 32, 4, 17\)"):
+        trace(model, text)
+    assert trace(model, text, attention=False).roles
+
+
 def test_positions_that_are_no_tokens_are_refused():
     """CPM-Ant has a prompt of 32 positions before each text, over which kernels wrote beyond the end of counts."""
     with pytest.raises(UserError, match="states of 56 positions for 24 tokens"):
@@ -213,6 +222,30 @@ def test_the_text_part_of_a_model_that_takes_pictures(kind, tmp_path):
     losses = [nn.functional.cross_entropy(one, block[1:]) for one, block in zip(logits, blocks, strict=True)]
     found = math.log(perplexity(load_model(str(tmp_path)), blocks))
     assert found == pytest.approx(float(sum(losses) / 2), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "family"),
+    [
+        ("emu3", "causal"),  # the checkpoint names its class
+        ("moss_transcribe_diarize", "causal"),  # its text part has no head of its own
+        ("qwen3_vl", "image-text"),  # transformers makes no text part alone
+        ("switch_transformers", "encoder-decoder"),  # experts by name
+        ("t5gemma2", "encoder-decoder"),  # keys of both stacks in one softmax
+    ],
+)
+def test_a_checkpoint_has_the_loss_that_transformers_has(kind, family, tmp_path):
+    model, text = tiny(kind, family), text_of(family)
+    expected = sum(loss_of(model, block) for block in text) / 2
+    model.save_pretrained(tmp_path)
+    assert math.log(perplexity(load_model(str(tmp_path)), text)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_states_beside_the_stream_are_not_streamed(tmp_path):
+    """PEGASUS-X hands states of the whole text from layer to layer, beside those of its tokens."""
+    tiny("pegasus_x", "encoder-decoder").save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"layer 1 of .* reads what layer 0 has made, beside the residual stream"):
+        stream_model(str(tmp_path))
 
 
 class OwnConfig(PretrainedConfig):

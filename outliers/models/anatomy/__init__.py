@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+import transformers
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import CONFIG_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, PretrainedConfig, PreTrainedModel
@@ -30,6 +31,7 @@ from outliers.models.internals import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 from outliers.models.plugins import plugins
 
 FAMILIES = {family.name: family for family in (CAUSAL, MASKED, SEQ2SEQ, VISION)}
+CAUSAL_CLASS = "ForCausalLM"  # ends the names of classes of transformers
 COMPOSITE = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES  # types of models that have a text part
 # The names of a text part's tensors in the checkpoints of models that take pictures too: patterns, and what stands for
 # them. And the tensors of a checkpoint for which a part has no place, because they are of the other parts.
@@ -77,27 +79,49 @@ def _take_plugins(kind: str) -> None:
             add_family(family)
 
 
-# By the class of their configurations: the classes of models that transformers does not know.
+# By the class of their configurations: the classes of models that were passed from Python and that no auto class makes.
 _own_models: dict[type[PretrainedConfig], type[PreTrainedModel]] = {}
 
 
 class _OwnModels:
-    """The classes of models that were passed from Python, in the place of an auto class of transformers."""
+    """Makes models whose type is of no family, in the place of an auto class of transformers."""
 
     @staticmethod
     def from_config(config: PretrainedConfig, **options) -> PreTrainedModel:
-        return _own_models[type(config)]._from_config(config, **options)
+        return _class_of(config)._from_config(config, **options)
 
 
 OWN = replace(CAUSAL, kinds=(), made_by=_OwnModels)
 
 
 def know_class(model: PreTrainedModel) -> None:
-    """Remember the class of a model whose configuration is of no type that transformers has, so that its anatomy is
-    found as that of a causal language model."""
-    kind = type(model.config)
-    if not (kind.__module__.startswith("transformers.") or _families(model.config.model_type)):
-        _own_models[kind] = type(model)
+    """Remember the class of a model whose type is of no family, so that its anatomy is found as that of a causal
+    language model."""
+    kind = type(model)
+    if not _families(model.config.model_type) and (not _is_known(kind) or kind.__name__.endswith(CAUSAL_CLASS)):
+        _own_models[type(model.config)] = kind
+
+
+def _class_of(config: PretrainedConfig) -> type[PreTrainedModel] | None:
+    """Return the class of a configuration's models if their type is of no family: one that was passed from Python, that
+    of models with pictures whose text part transformers makes none of alone, or the one that a checkpoint names."""
+    kind = type(config)
+    if kind in _own_models or config.is_encoder_decoder or _families(config.model_type):
+        return _own_models.get(kind)
+    named = _class_named(config)
+    if named and named.__name__.endswith(CAUSAL_CLASS):
+        return named
+    return MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(kind, None)
+
+
+def _class_named(config: PretrainedConfig) -> type[PreTrainedModel] | None:
+    """Return the class that a checkpoint names, if transformers has it and it is of this configuration."""
+    named = getattr(transformers, next(iter(config.architectures or ()), ""), None)
+    return named if getattr(named, "config_class", None) is type(config) else None
+
+
+def _is_known(kind: type) -> bool:
+    return kind.__module__.startswith("transformers.")
 
 
 class Projection(NamedTuple):
@@ -140,7 +164,7 @@ def anatomy_of(config: PretrainedConfig) -> Anatomy:
     Raises:
         UserError: transformers has no such type of model, or cannot build or run it; or no layers are found in it.
     """
-    if type(config) not in _own_models:
+    if _class_of(config) is None:
         check_known(config.model_type)
     return anatomy_found(config, family_of(config))
 
@@ -148,7 +172,7 @@ def anatomy_of(config: PretrainedConfig) -> Anatomy:
 def check_known(kind: str) -> None:
     """Raise UserError unless a type of model belongs to a family."""
     _take_plugins(kind)
-    if _families(kind):
+    if _families(kind) or kind in COMPOSITE:
         return
     if kind in CONFIG_MAPPING:
         raise UserError(
@@ -165,7 +189,7 @@ def check_known(kind: str) -> None:
 
 def family_of(config: PretrainedConfig) -> Family:
     """Return the family of a configuration's models; `is_decoder` decides between several families of one type."""
-    if type(config) in _own_models:
+    if _class_of(config):
         return OWN
     kind = config.model_type
     _take_plugins(kind)
@@ -184,7 +208,7 @@ def part_config(config: PretrainedConfig) -> PretrainedConfig:
     if part is config or config.is_encoder_decoder or part.model_type not in CAUSAL.kinds:
         return vision_config(config)
     part._commit_hash = getattr(config, "_commit_hash", None)
-    whole = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+    whole = _class_named(config) or MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
     if whole and whole._tied_weights_keys:  # whose head is its own, and not the text part's
         part.tie_word_embeddings = getattr(config, "tie_word_embeddings", False)
         used = inspect.unwrap(whole.forward).__code__.co_names
@@ -196,9 +220,10 @@ def part_config(config: PretrainedConfig) -> PretrainedConfig:
 
 def renamed_keys(config: PretrainedConfig) -> dict[str, str]:
     """Return the names of a part's tensors in checkpoints: patterns and their replacements."""
-    if family_of(config) is VISION:
+    family = family_of(config)
+    if family is VISION:
         return TOWER_KEYS if hasattr(config, "vision_config") else {}
-    return TEXT_KEYS
+    return {} if family is OWN else TEXT_KEYS
 
 
 def other_parts(config: PretrainedConfig) -> str:
@@ -548,8 +573,9 @@ def experts_of(model: PreTrainedModel) -> dict[int, nn.Module]:
 
 def context_length(config: PretrainedConfig) -> int | None:
     """Return the length of the longest block that a model takes, in tokens; None if it is unbounded (ALiBi)."""
-    limit = next((getattr(config, field) for field in CONTEXTS if getattr(config, field, None)), None)
-    rotary = getattr(config, "rope_parameters", None) or {}
+    text = getattr(config, "text_config", config)
+    limit = next((getattr(text, field) for field in CONTEXTS if getattr(text, field, None)), None)
+    rotary = getattr(text, "rope_parameters", None) or {}
     if limit and rotary.get("rope_type") in STRETCHED and rotary.get("factor"):
         # a configuration may have the length before scaling or the one after it as its limit
         limit = max(limit, int(rotary["factor"] * (rotary.get("original_max_position_embeddings") or limit)))

@@ -73,13 +73,14 @@ class Call:
     """The first product of a pass with a matrix.
 
     history: of its input. input: the identity of the input's storage. outputs: their number. uses: products of the pass
-    with this matrix.
+    with this matrix. later: of the inputs of the later products.
     """
 
     history: History
     input: int
     outputs: int = 0
     uses: int = 1
+    later: History = NOTHING
 
 
 class Flow(TorchDispatchMode):
@@ -180,7 +181,7 @@ class Flow(TorchDispatchMode):
         """Return how an operation mixes positions, such as "softmax" for attention; None if it does not."""
         first, out = inputs[0], outputs[0]
         if base in ("_softmax", "softmax", "_safe_softmax"):
-            of_keys = {length + more for length in self.lengths for more in (0, 1)}
+            of_keys = {length + more for length in self.lengths for more in (0, 1, *self.lengths)}  # of two stacks too
             return "softmax" if first.ndim >= 3 and first.shape[args[1]] in of_keys else None
         if "scaled_dot" in base:
             return "softmax"
@@ -381,10 +382,12 @@ class _Pass:
             self._enter_layer(path, tensors)
         elif is_projection(module):
             call = self.calls.get(path)
+            history = flow.history(tensors[0])
             if call:
                 call.uses += 1
+                call.later |= history
             else:
-                self.calls[path] = Call(flow.history(tensors[0]), tensors[0].untyped_storage()._cdata)
+                self.calls[path] = Call(history, tensors[0].untyped_storage()._cdata)
         elif len(tensors) == 1 and not module._modules:
             self.norms.setdefault(path, (flow.history(tensors[0]), NOTHING))
 
@@ -398,14 +401,14 @@ class _Pass:
             self.order.append(path)
         self.widths[self.layers[path][0]] = first.shape[-1]
         # behind positions there may be several streams, as hyper-connections have them
-        positions = max((axis for axis in range(1, first.ndim - 1) if first.shape[axis] in self.lengths), default=-2)
+        positions = max((axis for axis in range(first.ndim - 1) if first.shape[axis] in self.lengths), default=-2)
         length = first.shape[positions]
         self.streams[self.layers[path][0]] = first.shape[positions:-1].numel() // length
         self.flow.lengths.add(length)
         self.before.setdefault(self.layers[path][0], self.flow.history(first))
         self.flow.put(first, frozenset((STREAM + path,)))
         for other in others:
-            if other.shape[-2] != length and other.shape[-2] in self.lengths and other.ndim == 3:
+            if other.ndim == 3 and {*other.shape[:2]} & {*self.lengths} - {length}:
                 self.flow.put(other, frozenset((MEMORY,)))
 
     def _leave(self, path: str, module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
@@ -450,7 +453,7 @@ class _Pass:
 
     def _inside(self, path: str) -> bool:
         """Return whether a module is part of a layer."""
-        return any(one in self.layers for one in _ancestors(path))
+        return any(one in self.layers for one in ancestors(path))
 
     def _see_experts(self, path: str, *args, **kwargs) -> torch.Tensor:
         """Replace the forward of experts, because tokens without values cannot choose any."""
@@ -474,12 +477,12 @@ def _experts_of(paths: Mapping[nn.Module, str], layers: Collection[str]) -> list
     """Return the paths of experts that cannot be unfolded: modules with 3-D weights, or lists of experts."""
     found: list[str] = []
     for module, path in paths.items():
-        if path in layers or holds_experts(module) or not any(one in layers for one in _ancestors(path)):
+        if path in layers or holds_experts(module) or not any(one in layers for one in ancestors(path)):
             continue
         shapes = [parameter.shape for parameter in module._parameters.values() if parameter is not None]
         matrices = [shape for shape in shapes if len(shape) == 3 and shape[0] > 1]
         lists = [name for name, child in module.named_children() if isinstance(child, nn.ModuleList) and len(child)]
-        of_list = isinstance(module, nn.ModuleList) and "Experts" in type(module).__name__
+        of_list = isinstance(module, (nn.ModuleList, nn.ModuleDict)) and "Experts" in type(module).__name__
         called_so = "expert" in f"{path} {type(module).__name__}".lower()  # and no recurrence with a matrix a head
         holds = (called_so and len(matrices) >= 2) or of_list or any("experts" in name for name in lists)
         if holds and not any(path.startswith(f"{other}.") for other in found):
@@ -506,7 +509,7 @@ def find_stacks(model: nn.Module, inputs: Mapping[str, object]) -> list[Stack]:
 def _main(seen: _Pass, counts: Counter) -> list[str]:
     """Return the lists of layers that are stacks: the longest one, or both of an encoder-decoder."""
     (longest, _), *_ = counts.most_common()
-    crossed = [path for path, call in seen.calls.items() if MEMORY in call.history]
+    crossed = [path for path, call in seen.calls.items() if MEMORY in call.history | call.later]
     if crossed:
         reading = next(top for path, (top, _) in seen.layers.items() if crossed[0].startswith(f"{path}."))
         before = [top for top in dict.fromkeys(seen.layers[path][0] for path in seen.order) if top != reading]
@@ -521,7 +524,7 @@ def _stack(seen: _Pass, top: str) -> Stack:
     for _, path in members:
         kind = _Layer(seen, path).kind() if path in seen.left else None
         found.append(kinds.setdefault(kind, kind) if kind else None)
-    module = next((one for one in _ancestors(top) if one in seen.models), "")
+    module = next((one for one in ancestors(top) if one in seen.models), "")
     added = sorted(label.removeprefix(ADDED) for label in seen.before[top] if label.startswith(ADDED))
     norms = tuple(path for path in added if path in seen.flow.normalizes)
     last = [
@@ -679,11 +682,12 @@ class _Layer:
         )
 
     def _reading(self, norm: str) -> tuple[str, ...]:
-        """Return the projections that read the output of a norm, and not that of a norm behind it."""
-        label = NORM + self.prefix + norm
-        behind = {NORM + self.prefix + other for other, before in self.norms().items() if label in before}
-        histories = {one: call.history for one, call in self.calls.items()}
-        return tuple(one for one, history in histories.items() if label in history and not behind & history)
+        """Return the projections and norms that read the output of a norm, and not only that of a norm behind it."""
+        label, norms = NORM + self.prefix + norm, self.norms()
+        behind = {other for other, before in norms.items() if label in before}
+        hidden = {NORM + self.prefix + other for other in behind}
+        histories = {one: call.history for one, call in self.calls.items()} | {one: norms[one] for one in behind}
+        return tuple(one for one, history in histories.items() if label in history and not hidden & history)
 
     def _is_module(self, path: str) -> bool:
         return self.prefix + path in self.seen.paths.values()
@@ -730,20 +734,20 @@ class _Layer:
 
     def _other_layers(self) -> tuple[int, ...]:
         """Return the places of other layers from which this one reads something beside the residual stream."""
-        labels = NOTHING.union(*(call.history for call in self.calls.values()), self.left)
+        labels = NOTHING.union(*(call.history | call.later for call in self.calls.values()), self.left)
         labels |= NOTHING.union(*(of for path, _, of in self.seen.flow.mixed if path.startswith(self.prefix)))
         places = set()
         for label in labels:
             path = label.rpartition(" ")[2]
             if path.startswith(self.prefix) or f"{path}." == self.prefix:
                 continue
-            owner = next((one for one in _ancestors(path) if one in self.seen.layers), None)
+            owner = next((one for one in ancestors(path) if one in self.seen.layers), None)
             if owner in self.seen.left:
                 places.add(self.seen.layers[owner][1])
         return tuple(sorted(places))
 
 
-def _ancestors(path: str) -> Iterator[str]:
+def ancestors(path: str) -> Iterator[str]:
     while path:
         yield path
         path = path.rpartition(".")[0]

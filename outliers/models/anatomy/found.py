@@ -19,7 +19,16 @@ from transformers import __version__ as transformers_version
 
 from outliers.criterion import ROLES
 from outliers.errors import UserError, reason_of, reason_of_transformers
-from outliers.models.anatomy.discover import Branch, Kind, Outputs, Stack, find_stacks, is_projection, lengths_of
+from outliers.models.anatomy.discover import (
+    Branch,
+    Kind,
+    Outputs,
+    Stack,
+    ancestors,
+    find_stacks,
+    is_projection,
+    lengths_of,
+)
 from outliers.models.anatomy.experts import holds_experts, number_of
 from outliers.models.anatomy.family import Family
 from outliers.models.anatomy.row import Anatomy
@@ -192,7 +201,8 @@ def _anatomy(model: PreTrainedModel, found: Stack, **of_all: object) -> Anatomy:
     kinds = [kind for kind in dict.fromkeys(found.kinds) if kind is not None]
     places = tuple(None if kind is None else kinds.index(kind) for kind in found.kinds)
     module = None if model.get_submodule(found.module) in (model, model.base_model) else found.module
-    part = None if module is None else _config(model, module)
+    around = (path for path in ancestors(found.layers) if isinstance(model.get_submodule(path), PreTrainedModel))
+    part = _config(model, module or next(around, ""))
     reader = next(iter(found.readers), None)
     others = [path for path in found.added if path not in (*found.norms, *found.readers)]
     of_all |= {
