@@ -24,6 +24,7 @@ from outliers.specification.kinds import Spread
 from outliers.subjects.cell import Task
 from outliers.subjects.model_cache import ModelCache
 from outliers.terminal.interrupt import asked_to_stop, stop_if_asked
+from outliers.terminal.printing import silence
 from outliers.terminal.progress import Progress
 
 TASKS_A_WORKER = 2  # at least, if texts can be cut, so that the workers end at nearly the same time
@@ -31,7 +32,6 @@ RETRIES = 3  # of a task after its worker or node is lost
 SECONDS_TO_ANSWER = 5
 SECONDS_A_LOOK = 10  # between looks at the machines of a cluster, which may grow
 OBJECT_STORE = 200_000_000  # bytes, for a Ray on this machine alone: it holds token blocks and results
-STDERR = 2
 GPU_SPARE = 1.2  # factor of a model's need on several GPUs: whole layers are placed, and each GPU needs activations
 
 # Ray's processes by name, each with the argument by which its node or session is recognized.
@@ -276,15 +276,11 @@ def _in_silence() -> Iterator[None]:
     if "RAY_BACKEND_LOG_LEVEL" in os.environ:
         yield
         return
-    usual = os.dup(STDERR)
     os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"  # a lost process is reported in one line instead
     try:
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), STDERR)
-        yield
+        with silence():
+            yield
     finally:
-        os.dup2(usual, STDERR)
-        os.close(usual)
         del os.environ["RAY_BACKEND_LOG_LEVEL"]
 
 

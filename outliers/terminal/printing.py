@@ -4,16 +4,34 @@ import contextlib
 import io
 import os
 import sys
+import threading
 import unicodedata
 from collections.abc import Iterator
 from typing import TextIO
 
 NO_TEXT = ("Cc", "Cs", "Zl", "Zp")  # Unicode categories: control characters, surrogates, line and paragraph separators
 
+STDERR = 2
+_silence = threading.RLock()
+
 
 def is_line(text: str) -> bool:
     """Return whether a text fits in one line of UTF-8, and so in a name."""
     return not any(unicodedata.category(character) in NO_TEXT for character in text)
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Send what libraries of any language write to standard error nowhere, such as the stack that a library written in
+    Rust prints where it raises an exception; a thread at a time."""
+    with _silence, contextlib.ExitStack() as restoring:
+        with contextlib.suppress(OSError):  # a closed one is silent
+            usual = os.dup(STDERR)
+            restoring.callback(os.close, usual)
+            restoring.callback(os.dup2, usual, STDERR)
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), STDERR)
+        yield
 
 
 @contextlib.contextmanager

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from outliers.errors import UserError, reason_of
+from outliers.errors import UserError
 from outliers.text.documents import SURROGATE
-from outliers.text.limited import within
+from outliers.text.templates import write
 
 EXPECTED = "strings, lists of token ids, or conversations (lists of messages)"
-SECONDS = 5  # limit of a chat template, which takes milliseconds
 LONGEST_REASON = 300  # characters of a template's error
 MESSAGE = ("role", "content")
 
@@ -95,7 +94,7 @@ def _checked_messages(messages: Sequence[Mapping], which: str) -> Sequence[Mappi
 def conversation_text(conversation: Conversation, tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the whole conversation as the model's chat template writes it, without a prompt for a further answer.
 
-    Templates are Jinja programs, which transformers runs in its sandbox; a time limit stops endless ones.
+    Templates are programs, which `outliers.text.templates` runs within limits.
     """
     if tokenizer.chat_template is None:
         raise UserError(
@@ -103,14 +102,12 @@ def conversation_text(conversation: Conversation, tokenizer: PreTrainedTokenizer
             "tokenizer.chat_template, or take the tokenizer of a model that was trained to chat"
         )
     try:
-        return within(SECONDS, lambda: tokenizer.apply_chat_template(conversation.messages, tokenize=False))
-    except TimeoutError:
+        text, reason = write(tokenizer.get_chat_template(), conversation.messages, tokenizer.special_tokens_map)
+    except ValueError as error:  # from transformers, of several templates without a default
+        text, reason = None, str(error)
+    if text is None:
         raise UserError(
-            f"the tokenizer's chat template does not end: a conversation took more than {SECONDS} seconds; expected "
-            "milliseconds: give the conversations as strings, or set tokenizer.chat_template"
-        ) from None
-    except Exception as error:  # from Jinja, transformers, or the template's own code
-        reason = reason_of(error, LONGEST_REASON)
-        raise UserError(
-            f"the tokenizer's chat template cannot write a conversation ({reason}); check its roles"
-        ) from None
+            f"the tokenizer's chat template cannot write a conversation ({' '.join(reason.split())[:LONGEST_REASON]}); "
+            "check its roles, or give the conversations as strings"
+        )
+    return text

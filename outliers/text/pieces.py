@@ -29,6 +29,7 @@ from tokenizers.models import BPE
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from outliers.errors import UserError
+from outliers.terminal.printing import silence
 
 PIECE = 2**18  # characters
 LONGEST = 16 * PIECE  # characters of two pieces at most; tokenizing a million takes about 150 MB
@@ -155,7 +156,8 @@ def _joint(before: _Tokens, after: _Tokens, place: int) -> tuple[int, int] | Non
 
 def _encode(text: str, tokenizer: PreTrainedTokenizerBase) -> BatchEncoding:
     try:
-        return tokenizer(text, add_special_tokens=False, verbose=False)
+        with silence():
+            return tokenizer(text, add_special_tokens=False, verbose=False)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # tokenizers, written in Rust, raises nothing narrower

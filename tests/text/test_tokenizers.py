@@ -2,9 +2,9 @@
 
 import json
 import shutil
-import threading
 import time
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 
 import pytest
 import torch
@@ -14,12 +14,13 @@ from transformers import AutoTokenizer, Gemma3TextConfig, LlamaConfig, Qwen3Conf
 from outliers import UserError, load_text, load_tokenizer
 from outliers.models.names import POCKET
 from outliers.models.tokenizers import folder as files
-from outliers.text import given
+from outliers.text import templates
 from outliers.text.blocks import cut_text
 from tests.commands.test_commands import refused
 from tests.conftest import STORIES, needs_shared
 
 GPT2 = POCKET / "gpt2-0.1m"
+TALK = [{"role": "user", "content": "Hello"}]
 TEXT = "\n\n12 a  b\n\n1. It's IT'S naïve 你好"
 DIGITS = [
     {"type": "Digits", "individual_digits": True},
@@ -72,6 +73,48 @@ def test_the_file_is_read_where_its_class_fails(tmp_path, caplog):
     assert load_tokenizer(str(folder))(TEXT, add_special_tokens=False).input_ids == own
     said = "cannot read it ('dict' object is not an instance of 'Sequence'); its tokenizer.json is read"
     assert said in caplog.text
+
+
+@pytest.mark.parametrize("named", ["BertTokenizer", "LayoutLMv3Tokenizer", "RagTokenizer"])
+def test_the_file_is_read_where_its_class_splits_no_text(named, tmp_path, caplog):
+    """Which is known only when a text is split: BERT's has no [UNK] here, and LayoutLM's expects words."""
+    folder = folder_of(tmp_path / "m", GPT2, "gpt2", named)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": named}))
+    own = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(TEXT, add_special_tokens=False).ids
+    assert load_tokenizer(str(folder))(TEXT, add_special_tokens=False).input_ids == own
+    assert "its tokenizer.json is read" in caplog.text or "the file is read" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "expected"),
+    [
+        ("tokenizer_config.json", "tokenizer_class", ["GPT2Tokenizer"], "text or null"),
+        ("tokenizer_config.json", "model_max_length", "1024", "a number or null"),
+        ("tokenizer_config.json", "bos_token", 5, "text or an object or null"),
+        ("tokenizer_config.json", "extra_special_tokens", [1], "a list of text or objects"),
+        ("tokenizer_config.json", "split_special_tokens", "no", "true or false"),
+        ("tokenizer.json", "model", None, "an object"),
+        ("tokenizer.json", "added_tokens", 5, "a list"),
+    ],
+)
+def test_fields_of_a_wrong_type(name, field, value, expected, tmp_path):
+    folder = folder_of(tmp_path / "m", GPT2, "gpt2", "GPT2Tokenizer")
+    content = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps(content | {field: value}))
+    with pytest.raises(UserError) as refusal:
+        load_tokenizer(str(folder))
+    assert str(refusal.value) == f"'{folder / name}' has {field} {json.dumps(value)}; expected {expected}"
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    ("content", "said"), [("null", "holds null; expected a JSON object"), ("{", "is not valid JSON")]
+)
+def test_files_that_hold_no_object(name, content, said, tmp_path):
+    folder = folder_of(tmp_path / "m", GPT2, "gpt2", "GPT2Tokenizer")
+    (folder / name).write_text(content)
+    with pytest.raises(UserError, match=f"{name}' {said}"):
+        load_tokenizer(str(folder))
 
 
 def test_a_class_that_agrees_is_kept(tmp_path, caplog):
@@ -164,29 +207,48 @@ def test_more_added_tokens_than_any_tokenizer_has(name, tmp_path, monkeypatch):
         load_tokenizer(str(folder))
 
 
-def test_an_expression_that_takes_forever(tmp_path):
-    """The library stops it, and raises what is no exception of Python's usual ones."""
+def test_an_expression_that_takes_forever(tmp_path, capfd):
+    """The library stops it, prints its stack, and raises what is no exception of Python's usual ones."""
     slow = [{"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}, *DIGITS[1:]]
     tokenizer = load_tokenizer(str(folder_of(tmp_path / "m", GPT2, "gpt2", "PreTrainedTokenizerFast", slow)))
     with pytest.raises(UserError, match=r"the model's tokenizer cannot split the text \(.*retry-limit"):
         load_text(["a" * 40 + "b"], tokenizer, None)
+    slow[0]["pattern"] = {"Regex": "([^=]+)+=[zq]"}
+    with pytest.raises(UserError, match=r"cannot load the tokenizer of .*: .*retry-limit"):
+        load_tokenizer(str(folder_of(tmp_path / "n", GPT2, "gpt2", "PreTrainedTokenizerFast", slow)))
+    assert capfd.readouterr().err == ""
 
 
-def test_a_chat_template_that_never_ends(tmp_path, monkeypatch):
-    """It is stopped, and takes no processor time any more; the same tokenizer writes what another template says."""
-    monkeypatch.setattr(given, "SECONDS", 0.3)
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+DOUBLING = "{% set n = namespace(s='aaaaaaaa') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (LOOP, "it takes more than 1 seconds"),
+        ("{{ 10**(10**8) }}", "it takes more than 1 seconds"),  # a single step of Python
+        ("{{ ('a' * 10**5) * 10**5 }}", "it takes more than 512 MB of memory"),
+        ("{{ 'a'|center(10**10) }}", "it takes more than 512 MB of memory"),
+        ("{{ '%9999999999d' % 1 }}", "it takes more than 512 MB of memory"),
+        (DOUBLING, "it takes more than 512 MB of memory"),
+        ("{{ 'a' * 20000000 }}", "it writes more than 16 MB"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "maximum recursion depth exceeded"),
+        ("{{ '\\ud800' }}", "surrogates not allowed"),
+    ],
+)
+def test_chat_templates_without_bounds(template, reason, monkeypatch):
+    """They cost no more than their limits, and the same tokenizer then writes what another template says."""
+    monkeypatch.setattr(templates, "SECONDS", 1 if "seconds" in reason else 60)
     tokenizer = load_tokenizer("pocket/gpt2-0.1m")
-    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    tokenizer.chat_template, threads = loop, threading.active_count()
-    begin = time.monotonic()
-    with pytest.raises(
-        UserError, match=r"the tokenizer's chat template does not end: a conversation took more than 0\.3 s"
-    ):
-        load_text([[{"role": "user", "content": "Hello"}]], tokenizer, None)
-    assert time.monotonic() - begin < 10
-    assert threading.active_count() == threads
+    tokenizer.chat_template, begin, before = template, time.monotonic(), getrusage(RUSAGE_SELF).ru_maxrss
+    said = rf"the tokenizer's chat template cannot write a conversation \(.*{reason}.*\); check its roles, or give"
+    with pytest.raises(UserError, match=said):
+        load_text([TALK], tokenizer, None)
+    assert time.monotonic() - begin < 30
+    assert getrusage(RUSAGE_SELF).ru_maxrss - before < 50 << 10  # KB
     tokenizer.chat_template = "{{ messages[0].content }}"
-    (ids,) = load_text([[{"role": "user", "content": "Hello"}]], tokenizer, None)
+    (ids,) = load_text([TALK], tokenizer, None)
     assert tokenizer.decode(ids) == "Hello"
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from outliers.errors import UserError, reason_of
+from outliers.errors import UserError, reason_of, shown
 from outliers.models.config_file import FILE, read_config_file
 from outliers.models.source import Source, file_of
+from outliers.terminal.printing import silence
 
 WHOLE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 ADDED = {WHOLE: "added_tokens", CONFIG: "added_tokens_decoder"}  # fields that list single tokens
@@ -26,6 +27,24 @@ MOST_ADDED = 1 << 17  # added tokens; speech models have 66,000
 ROOM = 256  # tokens by which a small vocabulary and its tokenizer may differ
 PROBE = "It's 1969:\n\n  The 2nd  naïve café — WON'T  12345 你好!!\n\n1. x = y_2;\t(a)\r\n <s>ab</s> "
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+NULL = type(None)
+JSON_NAMES = {str: "text", dict: "an object", list: "a list", NULL: "null", bool: "true or false"} | dict.fromkeys(
+    (int, float), "a number"
+)
+KINDS: dict[str, dict[str, tuple]] = {  # types of fields, which transformers reads unchecked
+    WHOLE: {"model": (dict,), "added_tokens": (list,)},
+    CONFIG: {
+        "tokenizer_class": (str, NULL),
+        "model_max_length": (int, float, NULL),
+        "added_tokens_decoder": (dict,),
+        "model_input_names": (list,),
+        "split_special_tokens": (bool,),
+        "chat_template": (str, list, dict, NULL),
+        **dict.fromkeys(("additional_special_tokens", "extra_special_tokens"), (list, dict, NULL)),
+        **dict.fromkeys(("padding_side", "truncation_side"), (str,)),
+        **dict.fromkeys(ROLES, (str, dict, NULL)),
+    },
+}
 logger = logging.getLogger(__name__)
 
 
@@ -40,27 +59,36 @@ def read_tokenizer(source: Source, name: str, **keywords) -> PreTrainedTokenizer
     _check_files(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.path, **keywords)
-    except Exception as error:  # any error: a missing vocabulary explains it, or the class that the folder names
+        names = set(type(tokenizer).vocab_files_names.values())  # empty for a tokenizer of bytes
+        _encode_probe(tokenizer)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # of any class: a missing vocabulary explains it, or the class that the folder names
         _check_present(source, name, VOCABULARIES)
         try:
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(source.path, **keywords)
+            tokenizer, names = PreTrainedTokenizerFast.from_pretrained(source.path, **keywords), set()
+            _encode_probe(tokenizer)
         except Exception:  # the file cannot be read without its class either
             raise error from None
         logger.warning(
             f"warning: the class of the tokenizer of '{name}' cannot read it ({reason_of(error, 100)}); its {WHOLE} is "
             "read"
         )
-    if names := set(type(tokenizer).vocab_files_names.values()):  # empty for a tokenizer of bytes
+    if names:
         _check_present(source, name, {*names, *VOCABULARIES})
     file = file_of(source, WHOLE)
     if file is not None and type(tokenizer) is not PreTrainedTokenizerFast:
         tokenizer = _as_the_file_says(tokenizer, file, source, name, keywords)
-    ids = set(tokenizer(PROBE + " ".join(tokenizer.get_vocab())[: len(PROBE)], add_special_tokens=False).input_ids)
-    if not ids - {tokenizer.unk_token_id}:
+    if not set(_encode_probe(tokenizer, " ".join(tokenizer.get_vocab())[: len(PROBE)])) - {tokenizer.unk_token_id}:
         raise _none(name, f"what transformers makes of its files, of {len(tokenizer):,} tokens, encodes no text")
     if vocabulary := _vocabulary(source):
         check_size(tokenizer, vocabulary, name)
     return tokenizer
+
+
+def _encode_probe(tokenizer: PreTrainedTokenizerBase, more: str = "") -> list[int]:
+    with silence():
+        return tokenizer(PROBE + more, add_special_tokens=False).input_ids
 
 
 def _vocabulary(source: Source) -> int | None:
@@ -89,7 +117,7 @@ def _check_present(source: Source, name: str, names) -> None:
 def _check_files(source: Source) -> None:
     """Raise UserError for files that no tokenizer has, before a library parses them."""
     for name in (WHOLE, CONFIG, *VOCABULARIES[1:]):
-        file = file_of(source, name, download=name in ADDED)
+        file = file_of(source, name, download=name in KINDS)
         if file is None:
             continue
         if (size := file.stat().st_size) > LARGEST_FILE:
@@ -97,14 +125,32 @@ def _check_files(source: Source) -> None:
                 f"'{file}' has {size / 1e6:,.0f} MB; expected at most {LARGEST_FILE >> 20} MB, as every tokenizer has: "
                 "download it again"
             )
-        if name in ADDED:
-            fields = json.loads(file.read_bytes())
-            added = fields.get(ADDED[name]) or () if isinstance(fields, dict) else ()
+        if name in KINDS:
+            added = _read_fields(file).get(ADDED[name]) or ()
             if len(added) > MOST_ADDED:
                 raise UserError(
                     f"'{file}' adds {len(added):,} tokens to its vocabulary; expected at most {MOST_ADDED:,}: make "
                     "them a part of the vocabulary"
                 )
+
+
+def _read_fields(file: Path) -> dict:
+    """Return the fields of a file of JSON; raise UserError if it has none, or one of another type than its readers
+    expect."""
+    try:
+        fields = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"'{file}' is not valid JSON ({reason_of(error, 150)}); download it again") from None
+    if not isinstance(fields, dict):
+        raise UserError(f"'{file}' holds {shown(fields, json.dumps)}; expected a JSON object: download it again")
+    for field, kinds in KINDS[file.name].items():
+        value = fields.get(field)
+        if (field in fields or file.name == WHOLE) and type(value) not in kinds:
+            expected = " or ".join(dict.fromkeys(JSON_NAMES[kind] for kind in kinds))
+            raise UserError(f"'{file}' has {field} {shown(value, json.dumps)}; expected {expected}")
+        if isinstance(value, list) and not all(isinstance(entry, str | dict) for entry in value):
+            raise UserError(f"'{file}' has {field} {shown(value, json.dumps)}; expected a list of text or objects")
+    return fields
 
 
 def _as_the_file_says(
@@ -120,7 +166,7 @@ def _as_the_file_says(
         token = getattr(by_class, role)
         if getattr(tokenizer, role) is None and token in own.get_vocab():
             setattr(tokenizer, role, token)
-    if by_class(PROBE, add_special_tokens=False).input_ids != tokenizer(PROBE, add_special_tokens=False).input_ids:
+    if _encode_probe(by_class) != _encode_probe(tokenizer):
         logger.warning(
             f"warning: {type(by_class).__name__}, the class of the tokenizer of '{name}', makes other tokens than its "
             f"{WHOLE}; the file is read"
