@@ -21,21 +21,26 @@ notebooks: $(VENV)/installed-dev
 	@$(MODEL)
 	$(RUN) scripts/notebooks.py
 
-# README, docs and a reference of what is public as a site: build/docs/index.html.
+# README, docs and a reference of what is public as a site, build/docs/index.html; then the tests of pages, scripts and
+# benchmarks, which test and test-all leave out.
 docs: $(VENV)/installed-dev
 	@rm -rf build/docs
 	$(RUN) -m sphinx -q -E -W --keep-going -c docs -d build/doctrees . build/docs
+	@$(MODEL)
+	$(PYTEST) $(TIER) tests/pages
 
-# Before each commit: most of the protection in four to eight minutes of two cores. What is slow is in test-all; kills,
-# clusters, notebooks, the site, releases, other programs, the commands of all pages and the longest tests are in
-# test-nightly, and also in test-all where a file that they test changed after a commit: `make test-all SINCE=origin/main`,
-# as in CI. ROOM=metrics runs the tests of one room, the folder of that name in tests.
+# Before each commit: most of the protection. What is slow is in test-all; kills, clusters, notebooks, the site, releases,
+# other programs, the commands of all pages and the longest tests are in test-nightly, and also in test-all and docs where
+# a file that they test changed after a commit: `make test-all SINCE=origin/main`, as in CI. ROOM=metrics runs the tests of
+# one room, the folder of that name in tests. A worker takes the next file, the longest first; what changed goes before.
+PYTEST = env -u PYTHONDONTWRITEBYTECODE $(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+	--durations 10 --durations-min 1
 test: TIER = -m "not slow"
-test-all: TIER = $(if $(SINCE),--since $(SINCE),-m "not nightly")
+test-all docs: TIER = $(if $(SINCE),--since $(SINCE),-m "not nightly")
 test-nightly: TIER = -m nightly
 test test-all test-nightly: $(VENV)/installed-dev
 	@$(MODEL)
-	$(RUN) -m pytest --numprocesses 2 --dist worksteal $(TIER) $(addprefix tests/,$(ROOM))
+	$(PYTEST) $(TIER) $(if $(ROOM),$(addprefix tests/,$(ROOM)),$(if $(filter test-nightly,$@),,--ignore tests/pages))
 
 # On a machine with an NVIDIA GPU: what has not run on one yet, and one file to send back.
 gpu: $(VENV)/installed-dev

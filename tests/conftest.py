@@ -9,6 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,7 +44,8 @@ if not has_gpu():  # Triton, which transformers may import, decides then whether
 settings.register_profile("same", derandomize=True, deadline=None, database=None)
 settings.load_profile("same")
 
-SHARED = Path(__file__).parent.parent.parent / "shared"
+ROOT = Path(__file__).parent.parent
+SHARED = ROOT.parent / "shared"
 STORIES = SHARED / "models" / "stories260K"
 C4 = SHARED / "text" / "c4_en_1000.jsonl"
 PAPER_TABLES = SHARED / "paper"
@@ -220,6 +223,16 @@ def answer_within(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, usual)
 
 
+def read(file: str | Path) -> str:
+    """A file of the repository."""
+    return (ROOT / file).read_text(encoding="utf-8")
+
+
+COLLECTED: list[float] = []  # processor time of imports and collection, in each worker
+# Files by the seconds that their tests take, so that the longest begin first: pytest --keep-times.
+SECONDS = {file: float(time) for file, time in map(str.split, read("tests/seconds.txt").splitlines())}
+
+
 TIMES = ("wall_seconds", "peak_memory_bytes")
 
 
@@ -247,6 +260,7 @@ def lasting(rows: list[dict]) -> list[dict]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--since", metavar="COMMIT", help="of nightly tests those alone whose files changed since then")
+    parser.addoption("--keep-times", action="store_true", help="write the seconds of each file to tests/seconds.txt")
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
@@ -261,16 +275,72 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if nightly and not changed((*nightly.args, item.location[0])):
             left.append(item)
     config.hook.pytest_deselected(items=left)
-    items[:] = [item for item in items if item not in left]
+    items[:] = sorted((item for item in items if item not in left), key=turn(config.getoption("since")))
+
+
+def changed_files(commit: str) -> list[str] | None:
+    """List the files that changed since a commit; None if git does not know it."""
+    diff = ["git", "diff", "--name-only", commit]
+    found = subprocess.run(diff, cwd=ROOT, capture_output=True, text=True)
+    return None if found.returncode else found.stdout.splitlines()
 
 
 def changed_since(commit: str | None) -> Callable[[tuple[str, ...]], bool]:
     """Whether a file below some paths changed since a commit: yes, where none is named or git does not know it."""
-    diff = ["git", "diff", "--name-only", commit]
-    found = commit and subprocess.run(diff, cwd=Path(__file__).parent, capture_output=True, text=True)
-    if not found or found.returncode:
+    files = commit and changed_files(commit)
+    if files is None:
         return lambda paths: True
-    return lambda paths: any(path.startswith(paths) for path in found.stdout.splitlines())
+    return lambda paths: any(path.startswith(paths) for path in files)
+
+
+def turn(commit: str | None) -> Callable[[pytest.Item], tuple]:
+    """Order tests: rooms that changed, then rooms below them, then all others; among these the longest file first.
+
+    commit: counts what changed since then; by default what is not committed.
+    """
+    sys.path.append(str(ROOT / "scripts"))
+    from rooms import ROOMS
+
+    files = [file.split("/") for file in changed_files(commit or "HEAD") or []]
+    changed = {room for parts in files for room in parts[1:2] if room in ROOMS}
+    first = min(map(ROOMS.index, changed), default=len(ROOMS))
+
+    def place(item: pytest.Item) -> tuple:
+        file = item.nodeid.partition("::")[0]
+        room = file.split("/")[1].replace("kernels", "outlier_kernels")
+        below = room in ROOMS and ROOMS.index(room) > first
+        return room not in changed, not below, -SECONDS.get(file, 0), file
+
+    return place
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Let a worker say how long it took to import and collect."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["collected"] = COLLECTED[0]
+
+
+def pytest_collection_finish() -> None:
+    """Take the processor time of imports and collection."""
+    COLLECTED.append(time.process_time())
+
+
+def pytest_testnodedown(node) -> None:  # a hook of xdist
+    """Keep what a worker says."""
+    COLLECTED.append(getattr(node, "workeroutput", {}).get("collected", 0))
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    """Print the time of imports; with --keep-times write the seconds of each file."""
+    terminalreporter.write_line(f"imports and collection: {', '.join(f'{one:.1f} s' for one in COLLECTED if one)}")
+    if not config.getoption("keep_times"):
+        return
+    seconds = Counter()
+    for report in itertools.chain(*terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            seconds[report.nodeid.partition("::")[0]] += report.duration
+    lines = [f"{file} {time:.0f}\n" for file, time in sorted(seconds.items()) if time >= 0.5]
+    (ROOT / "tests/seconds.txt").write_text("".join(lines), encoding="utf-8")
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoConfig
 
 import outliers
-from tests.commands.test_commands import call
+from tests.typed import call
 
 
 def test_each_kind_of_layer_with_its_roles_shapes_and_parameters():

@@ -4,7 +4,6 @@ import importlib
 import json
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -43,29 +42,9 @@ from outliers.specification.kinds import BLOCK, BLOCKS, Named
 from outliers.terminal.command import app_of, run
 from outliers.terminal.options import options
 from tests.conftest import needs_harness
+from tests.typed import SMALL, call, refused
 
 COMMANDS = commands()
-SMALL = ["--model", "pocket/gpt2-0.1m", "--block", "64", "--blocks", "2", "--scheme", "fp32", "--scheme", "absmax"]
-
-
-def call(monkeypatch, capsys, *arguments, command="sweep") -> tuple[int, str, str]:
-    """Exit code, output and errors of `python -m outliers.sweep …`, or another command, run in this process."""
-    monkeypatch.setattr(sys, "argv", [command, *map(str, arguments)])
-    monkeypatch.delitem(sys.modules, f"outliers.{command}", raising=False)  # of which runpy would warn
-    code = 0
-    try:
-        runpy.run_module(f"outliers.{command}", run_name="__main__")
-    except SystemExit as stop:
-        code = stop.code or 0
-    return code, *capsys.readouterr()
-
-
-def refused(monkeypatch, capsys, *arguments, command="sweep") -> str:
-    """The line that answers a mistake, which is all that is printed."""
-    code, out, err = call(monkeypatch, capsys, *arguments, command=command)
-    assert (code, out) == (2, ""), err
-    assert err.startswith("error: ") and err.count("\n") == 1, err
-    return err.removeprefix("error: ")
 
 
 def by_itself(*arguments: str) -> tuple[int, str, str]:

@@ -23,9 +23,9 @@ from safetensors.torch import load_file
 import outliers
 from outliers.models.names import POCKET
 from outliers.models.weight_files import INDEX, WEIGHTS
-from tests.commands.test_commands import call, refused
 from tests.conftest import answer_within
 from tests.small_models import alter_weights
+from tests.typed import call, refused
 
 SECONDS = 30  # for any answer; it takes a fraction of one, but the first of a process imports what it needs
 SMALL = "--block 32 --blocks 1"

@@ -6,8 +6,7 @@ import sys
 import pytest
 
 from outliers.errors import UserError
-from tests.conftest import answer_within
-from tests.pages.test_docs import ROOT
+from tests.conftest import ROOT, answer_within
 
 sys.path.insert(0, str(ROOT / "scripts"))
 

@@ -23,10 +23,10 @@ from outliers.models.names import known_configs
 from outliers.paper.artefacts import ARTEFACTS
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.views.memory import footprints, largest, memory_section
-from tests.commands.test_commands import call
 from tests.conftest import CONFIGS, slow_but
 from tests.subjects.test_families import VISION as PICTURES
 from tests.subjects.test_vision import BEFORE
+from tests.typed import call
 
 PARAMETERS = {  # by the model cards, but for OPT's and GPT-2's: as their published weights count
     "facebook/opt-125m": 125_239_296,

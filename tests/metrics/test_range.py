@@ -13,8 +13,8 @@ from outliers.metrics.range import block_sums, largest_numbers
 from outliers.models.anatomy import decoder_layers, readers
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import AS_IT_IS
-from tests.commands.test_commands import call
 from tests.small_models import make_model
+from tests.typed import call
 
 BLOCKS = torch.arange(48).view(2, 24)
 

@@ -12,8 +12,8 @@ from outliers import UserError, perplexity
 from outliers.models.names import POCKET
 from outliers.models.stream import stream_model
 from outliers.runs.frame import records_in
-from tests.commands.test_commands import call, refused
 from tests.small_models import make_model
+from tests.typed import call, refused
 
 peft = pytest.importorskip("peft", reason="PEFT is not installed")
 

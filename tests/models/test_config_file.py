@@ -19,9 +19,10 @@ from outliers.models.load import find_config, load_config, load_model
 from outliers.models.names import POCKET, known_configs
 from outliers.models.skeleton import skeleton
 from outliers.models.source import ask_hub, find_model
-from tests.commands.test_commands import answers, call
+from tests.commands.test_commands import answers
 from tests.conftest import CONFIGS, VARIANTS, every_kind
 from tests.metrics.test_memory import ABOUT, PARAMETERS
+from tests.typed import call
 
 SMALL_FIELDS = CONFIGS | VARIANTS
 

@@ -17,7 +17,7 @@ from outliers.models.names import PACKAGED, Packaged, cached_file, packaged_file
 from outliers.models.source import find_model
 from outliers.specification import files
 from outliers.specification.files import specify
-from tests.commands.test_commands import call
+from tests.typed import call
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
 FILE = "tiny_model/weights/tiny.Q4_1.gguf"

@@ -28,10 +28,10 @@ from outliers.models.gguf.header import read_header
 from outliers.models.load import load_config, load_model, load_tokenizer, quantized_from, weights_hash
 from outliers.models.stream import stream_model
 from tests import gguf_files
-from tests.commands.test_commands import call, refused
 from tests.conftest import CONFIGS, LLAMA, lasting, needs_smollm2, slow_but, words_of
 from tests.gguf_files import random_codes, rewrite, same_weights, save_gguf, vocabulary, write_gguf, write_stored
 from tests.small_models import make_model
+from tests.typed import call, refused
 
 IN_GGUF = {"gemma3_text": "gemma3"}  # what transformers calls an architecture in its table of those in GGUF
 UNREADABLE = {

@@ -16,9 +16,9 @@ from outliers.criterion import OF_EVERY_STACK, RESIDUAL, in_transformerlens
 from outliers.metrics.keys import observed_channels
 from outliers.metrics.records import AFTER, ATTENDED, BEFORE
 from outliers.models.anatomy.names import names_of
-from tests.commands.test_commands import call
 from tests.conftest import CONFIGS, VARIANTS, few_kinds, slow_but
 from tests.small_models import make_model, make_tokenizer
+from tests.typed import call
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))

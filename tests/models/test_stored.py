@@ -18,8 +18,8 @@ from outliers.models.stored.words import unpack_words
 from outliers.models.stream import stream_model
 from outliers.quantization.peers import weight_of
 from outliers.runs.frame import records_in
-from tests.commands.test_commands import call
 from tests.conftest import words_of
+from tests.typed import call
 
 WORDS = 32  # bits
 

@@ -28,10 +28,10 @@ from outliers.models.names import POCKET
 from outliers.quantization.schemes import get_scheme
 from outliers.specification import files
 from outliers.specification.files import make_experiment, read_experiment
-from tests.conftest import LLAMA
+from tests.conftest import LLAMA, ROOT, read
 from tests.gguf_files import save_gguf
 from tests.pages import test_docs
-from tests.pages.test_docs import CARDS, PAGES, ROOT, read
+from tests.pages.test_docs import CARDS, PAGES
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -27,22 +27,16 @@ from outliers.show.value import Value
 from outliers.terminal.command import app_of
 from outliers.views.causes import trained
 from outliers.views.origins import HIDDEN
-from tests.conftest import needs_smollm2
+from tests.conftest import ROOT, needs_smollm2, read
 from tests.kept import KEPT, OTHERS, SECTIONS, kept, plan_at
 
-ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
-import page_values  # noqa: E402
-import pages  # noqa: E402
+import page_values
+import pages
 
 KERNELS, TRAINING = "kernels/README.md", "outliers/models/pocket/README.md"
 CAUSAL = pocket_models("next tokens")
 PAGES = [page.relative_to(ROOT).as_posix() for page in pages.pages()]
-
-
-def read(file: str) -> str:
-    """A file of the repository."""
-    return (ROOT / file).read_text(encoding="utf-8")
 
 
 # What pages say

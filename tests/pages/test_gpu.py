@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from tests.pages.test_docs import ROOT, read
+from tests.conftest import ROOT, read
 
 sys.path.append(str(ROOT / "scripts"))
 

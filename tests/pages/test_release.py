@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import outliers
-from tests.pages.test_docs import ROOT, read
+from tests.conftest import ROOT, read
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import release

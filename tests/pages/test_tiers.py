@@ -6,11 +6,12 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import SLOW, changed_since, pairwise
-from tests.pages.test_docs import ROOT, read
+from tests import conftest
+from tests.conftest import ROOT, SLOW, changed_since, pairwise, read
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -31,11 +32,22 @@ def test_continuous_integration_runs_what_make_test_leaves():
     plain = {"PATH": os.environ["PATH"]}
     asked = {
         target: subprocess.check_output(["make", "-n", *target.split()], cwd=ROOT, env=plain, text=True)
-        for target in ("test", "test-all", "test-nightly", "test-all SINCE=HEAD~")
+        for target in ("test", "test-all", "test-nightly", "test-all SINCE=HEAD~", "docs SINCE=HEAD~")
     }
-    tiers = ('-m "not slow"', '-m "not nightly"', "-m nightly", "--since HEAD~")
+    tiers = ('-m "not slow"', '-m "not nightly"', "-m nightly", "--since HEAD~", "--since HEAD~ tests/pages")
     assert all(tier in said for tier, said in zip(tiers, asked.values(), strict=True))
-    assert 'make test-all SINCE="$since"' in read(".ci/run").splitlines()
+    assert ["--ignore tests/pages" in said for said in asked.values()] == [True, True, False, True, False]
+    assert {'make docs SINCE="$since"', 'make test-all SINCE="$since"'} <= {*read(".ci/run").splitlines()}
+
+
+def test_rooms_that_changed_come_first_and_then_those_below(monkeypatch):
+    monkeypatch.setattr(conftest, "changed_files", lambda commit: ["outliers/subjects/causal.py", "README.md"])
+    monkeypatch.setattr(conftest, "SECONDS", {"tests/views/test_b.py": 9})
+    files = ["tests/text/test_a.py", "tests/views/test_a.py", "tests/views/test_b.py", "tests/subjects/test_a.py"]
+    items = [SimpleNamespace(nodeid=f"{file}::test") for file in files]
+    assert [item.nodeid[6:-9] for item in sorted(items, key=conftest.turn(None))] == [
+        *("subjects/test_a", "views/test_b", "views/test_a", "text/test_a"),
+    ]
 
 
 def test_what_is_nightly_runs_where_its_files_changed():

@@ -23,10 +23,10 @@ from outliers.runs.forecast import Room, model_run_of, need_of
 from outliers.runs.frame import records_in
 from outliers.subjects.causal import Causal
 from outliers.variants.peer import Against
-from tests.commands.test_commands import call, refused
 from tests.gguf_files import save_gguf
 from tests.models.test_stored import BY_TOKEN, W8, llama, of_bitsandbytes, of_compressed_tensors
 from tests.small_models import inputs_of, sample_blocks
+from tests.typed import call, refused
 
 MODEL = "pocket/gpt2-0.1m"
 SMALL = {"model": MODEL, "block": 32, "blocks": 2}

@@ -25,11 +25,11 @@ from outliers.quantization.convert import check_attends
 from outliers.quantization.products import Products
 from outliers.quantization.schemes import get_scheme
 from outliers.specification.fields import FieldError
-from tests.commands.test_commands import call
 from tests.conftest import slow_but
 from tests.small_models import make_model, make_tokenizer
 from tests.subjects.test_families import MASKED, SEQ2SEQ, VISION
 from tests.trainer.test_training import by_definition, largest
+from tests.typed import call
 
 POCKET = {"models": ["pocket/gpt2-0.5m"], "block": 64, "blocks": 2}
 BY_HAND = {"fp32+attention": Products(), "fp32+attention=0.1": Products(0.1)}

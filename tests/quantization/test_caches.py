@@ -15,9 +15,9 @@ from outliers import UserError, calibrate, perplexities, perplexity
 from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.quantization.cache_formats import CacheFormat, Formats
 from outliers.quantization.caches import Codes, cache_bits, through
-from tests.commands.test_commands import call
 from tests.conftest import in_turn
 from tests.small_models import make_model
+from tests.typed import call
 
 # Learned positions, rotations, biases of keys, fused projections.
 CACHED = ["gpt2", "opt", "llama", "qwen2", "gpt_neox"]

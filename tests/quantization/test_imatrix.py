@@ -9,10 +9,10 @@ import outliers
 from outliers.commands.trace import OneModel
 from outliers.errors import UserError
 from outliers.models.anatomy import readers
-from tests.commands.test_commands import refused
 from tests.conftest import few_kinds
 from tests.gguf_files import tensors_of
 from tests.small_models import inputs_of, make_model, make_tokenizer, trace_model
+from tests.typed import refused
 
 NOT_IN_LLAMA_CPP = ("gpt_neo", "opt", "opt-350m", "xglm")
 

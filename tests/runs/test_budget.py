@@ -7,7 +7,7 @@ import pytest
 from outliers import Cells, UserError, run
 from outliers.runs import budget
 from outliers.runs.rows import read
-from tests.commands.test_commands import SMALL, call
+from tests.typed import SMALL, call
 
 MODEL = "pocket/gpt2-0.1m"
 

@@ -43,9 +43,9 @@ from outliers.subjects.model_cache import ModelCache
 from outliers.terminal.progress import Progress
 from outliers.variants.quantized import EXACT
 from outliers.views.measured import measured_section
-from tests.commands.test_commands import call
-from tests.pages.test_docs import read as page
+from tests.conftest import read as page
 from tests.small_models import sample_blocks
+from tests.typed import call
 
 MODEL = "pocket/gpt2-0.1m"
 SMALL = {"models": [MODEL], "block": 16, "blocks": 1}

@@ -27,7 +27,6 @@ from outliers.specification.kinds import Settings
 from outliers.subjects.cell import Task
 from outliers.terminal.forecaster import Steps
 from outliers.terminal.progress import Progress
-from tests.commands.test_commands import call
 from tests.conftest import lasting, names
 from tests.runs.test_failures import test_a_cell_that_fails_costs_itself_alone as costs_itself_alone
 from tests.runs.test_failures import with_nan
@@ -35,6 +34,7 @@ from tests.runs.test_survival import own
 from tests.small_models import alter_weights, trace_model
 from tests.subjects.test_families import made
 from tests.subjects.test_seq2seq import save
+from tests.typed import call
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'outliers[cluster]'")
 pytestmark = pytest.mark.nightly("outliers/runs/", "outliers/subjects/model_cache.py")

@@ -18,8 +18,8 @@ from outliers.runs import engine
 from outliers.runs.rows import read
 from outliers.show.section import Section, section_of
 from outliers.show.tables import Table
-from tests.commands.test_commands import call
 from tests.small_models import alter_weights
+from tests.typed import call
 
 MODEL, TEXT = "pocket/gpt2-0.1m", {"block": 32, "blocks": 2}
 

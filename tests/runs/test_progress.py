@@ -39,8 +39,8 @@ from outliers.terminal import progress as module
 from outliers.terminal.forecaster import Left, Steps
 from outliers.terminal.progress import Progress, over
 from outliers.variants.quantized import EXACT
-from tests.commands.test_commands import SMALL, call
 from tests.small_models import make_model
+from tests.typed import SMALL, call
 
 MODEL = "pocket/gpt2-0.1m"
 COUNTS = [("one", 2), ("two", 3)]  # experiments, with their blocks

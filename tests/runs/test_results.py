@@ -21,9 +21,9 @@ from outliers.models.names import POCKET
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Rows, read
 from outliers.runs.run import rows_of, stored_rows
-from tests.commands.test_commands import call
 from tests.conftest import a_row, lasting, names
 from tests.small_models import trace_model
+from tests.typed import call
 
 MODEL = "pocket/gpt2-0.1m"
 SMALL = {"block": 32, "blocks": 2}

@@ -35,9 +35,9 @@ from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Rows
 from outliers.show.value import PAIRED
 from outliers.subjects import model_cache
-from tests.commands.test_commands import call
 from tests.conftest import a_row, lasting, names
 from tests.small_models import alter_weights, trace_model
+from tests.typed import call
 
 MODEL = "pocket/gpt2-0.1m"
 SCHEMES = ["fp32", "absmax", "absmax-vector", "llm.int8"]

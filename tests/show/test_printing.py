@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from outliers.terminal.printing import is_line
-from tests.commands.test_commands import call
+from tests.typed import call
 
 OVERVIEW = [sys.executable, "-m", "outliers"]  # the quickest of all commands
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from outliers.models.names import POCKET
 from outliers.show.spreadsheet import escaped, read_csv, to_csv
-from tests.commands.test_commands import call
+from tests.typed import call
 
 NAME = "=cmd|calc!A1"
 # As the guide of OWASP on CSV injection has it; where a spreadsheet divides at semicolons, a cell begins after one.

@@ -18,8 +18,8 @@ from outliers.runs.run import show
 from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal
 from outliers.subjects.masked import masked_text
-from tests.commands.test_commands import refused
 from tests.subjects.test_families import make
+from tests.typed import refused
 
 WORDS = "abcdefghijklmnopqrstuvwxyz"
 

@@ -16,8 +16,8 @@ from outliers.models.names import POCKET
 from outliers.models.tokenizers import folder as files
 from outliers.text import templates
 from outliers.text.blocks import cut_text
-from tests.commands.test_commands import refused
 from tests.conftest import STORIES, needs_shared
+from tests.typed import refused
 
 GPT2 = POCKET / "gpt2-0.1m"
 TALK = [{"role": "user", "content": "Hello"}]

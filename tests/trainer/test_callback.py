@@ -16,9 +16,9 @@ from outliers.errors import BrokenModel, UserError
 from outliers.models.load import weights_hash
 from outliers.runs.frame import records_in
 from outliers.runs.rows import read
-from tests.commands.test_commands import call
 from tests.show.test_plot import KEPT
 from tests.trainer.test_watch import BLOCKS, HELD_OUT, small
+from tests.typed import call
 
 STEPS = 6
 KEPT_LINES = (KEPT / "growth" / "rows.jsonl").read_bytes().splitlines(keepends=True)

@@ -29,10 +29,10 @@ from outliers.terminal import progress
 from outliers.text.documents import sample
 from outliers.views.causes import causes, causes_findings, causes_section, causes_table, checkpoints, ends, trained
 from outliers.views.table7 import table7_section, table9_section
-from tests.commands.test_commands import call
 from tests.conftest import PAPER_TABLES, needs_paper
 from tests.kept import KEPT
 from tests.training_rows import TABLE7, rows_of_runs
+from tests.typed import call
 
 SEEDS = [0, 1, 2]
 RECIPE = {"start": "gpt2-0.5m", "steps": 1000}

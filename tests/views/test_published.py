@@ -13,8 +13,8 @@ from outliers.errors import UserError
 from outliers.models.names import POCKET, short_name
 from outliers.paper import agreement
 from outliers.published.facts import COLUMNS, facts_of, read_facts
-from tests.commands.test_commands import call
 from tests.conftest import CONFIGS, needs_smollm2
+from tests.typed import call
 
 FEATURE, UNIT, LARGE = 5, 7, 3000.0
 

@@ -9,7 +9,7 @@ from outlier_kernels.cpu import packed
 
 from outliers.metrics.linear_layer import ways
 from outliers.published.numbers import numbers_of
-from tests.pages.test_docs import ROOT
+from tests.conftest import ROOT
 from tests.small_models import needs_int8_units
 
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -1,15 +1,14 @@
 """What the benchmark of README's commands reads from their bars."""
 
 import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from tests.conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import commands
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
