@@ -46,6 +46,13 @@ settings.load_profile("same")
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"
+
+
+def read(file: str | Path) -> str:
+    """A file of the repository."""
+    return (ROOT / file).read_text(encoding="utf-8")
+
+
 STORIES = SHARED / "models" / "stories260K"
 C4 = SHARED / "text" / "c4_en_1000.jsonl"
 PAPER_TABLES = SHARED / "paper"
@@ -117,7 +124,10 @@ VARIANTS = {
 }
 
 
-SLOW = tuple((Path(__file__).parent / "slow.txt").read_text().splitlines())  # beginnings of names of tests
+# What pytest --keep-times found: tests that took longer, and seconds of each file, of which the longest begin first.
+SLOW_SECONDS = 0.5
+SLOW = {*read("tests/slow.txt").splitlines()}
+SECONDS = {file: float(time) for file, time in map(str.split, read("tests/seconds.txt").splitlines())}
 # Those that differ the most: Conv1D and learned positions; gated layers, rotary positions and few heads of keys; a
 # parallel block with one head of keys; norms after the layers; experts, windows and sinks.
 FIVE = ("gpt2", "llama", "falcon", "opt-350m", "gpt-oss")
@@ -223,14 +233,7 @@ def answer_within(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, usual)
 
 
-def read(file: str | Path) -> str:
-    """A file of the repository."""
-    return (ROOT / file).read_text(encoding="utf-8")
-
-
 COLLECTED: list[float] = []  # processor time of imports and collection, in each worker
-# Files by the seconds that their tests take, so that the longest begin first: pytest --keep-times.
-SECONDS = {file: float(time) for file, time in map(str.split, read("tests/seconds.txt").splitlines())}
 
 
 TIMES = ("wall_seconds", "peak_memory_bytes")
@@ -260,7 +263,7 @@ def lasting(rows: list[dict]) -> list[dict]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--since", metavar="COMMIT", help="of nightly tests those alone whose files changed since then")
-    parser.addoption("--keep-times", action="store_true", help="write the seconds of each file to tests/seconds.txt")
+    parser.addoption("--keep-times", action="store_true", help="write tests/slow.txt and tests/seconds.txt")
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
@@ -270,7 +273,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         needs = any(mark in (needs_chromium.mark, needs_smollm2.mark) for mark in item.iter_markers("skipif"))
         nightly = item.get_closest_marker("nightly")
-        if needs or nightly or item.nodeid.startswith(SLOW):
+        if needs or nightly or item.nodeid in SLOW:
             item.add_marker("slow")
         if nightly and not changed((*nightly.args, item.location[0])):
             left.append(item)
@@ -335,12 +338,15 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
     terminalreporter.write_line(f"imports and collection: {', '.join(f'{one:.1f} s' for one in COLLECTED if one)}")
     if not config.getoption("keep_times"):
         return
-    seconds = Counter()
+    seconds, files = Counter(), Counter()
     for report in itertools.chain(*terminalreporter.stats.values()):
         if isinstance(report, pytest.TestReport):
-            seconds[report.nodeid.partition("::")[0]] += report.duration
-    lines = [f"{file} {time:.0f}\n" for file, time in sorted(seconds.items()) if time >= 0.5]
-    (ROOT / "tests/seconds.txt").write_text("".join(lines), encoding="utf-8")
+            seconds[report.nodeid] += report.duration
+            files[report.nodeid.partition("::")[0]] += report.duration
+    slow = (SLOW - {*seconds}) | {test for test, time in seconds.items() if time >= SLOW_SECONDS}
+    kept = {"slow": sorted(slow), "seconds": [f"{file} {time:.0f}" for file, time in sorted(files.items())]}
+    for name, lines in kept.items():
+        (ROOT / f"tests/{name}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 @pytest.fixture(scope="session")

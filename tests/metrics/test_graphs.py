@@ -36,8 +36,8 @@ def test_steps_choose_the_tokens_of_generate(case, int8, blocks):
     assert decoded(model, blocks).equal(generated(model, blocks, 1 + TOKENS))
 
 
+@pytest.mark.nightly("kernels/outlier_kernels/", "outliers/metrics/latency.py")
 @needs_smollm2
-@pytest.mark.slow
 @pytest.mark.parametrize("int8", [False, True])
 @torch.inference_mode()
 def test_steps_of_smollm2_choose_the_tokens_of_generate(int8):

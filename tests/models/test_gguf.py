@@ -682,7 +682,7 @@ def test_on_the_command_line(own, monkeypatch, capsys, tmp_path):
     assert not (tmp_path / "results").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("outliers/models/gguf/")
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux says what a process took at most")
 def test_nothing_is_allocated_that_a_header_promises(file, tmp_path):
     """Also where the file is much larger than its header, with holes for the rest."""

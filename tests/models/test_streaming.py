@@ -130,7 +130,7 @@ print(peaks[64] - peaks[4])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("outliers/models/", "outliers/tracing/")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the resident memory from /proc")
 def test_memory_of_a_streamed_trace_does_not_grow_with_blocks(tmp_path):
     """What it keeps of them is in the file of the hidden states, which is not this process's own memory."""

@@ -122,7 +122,7 @@ def test_memory_is_that_of_kept_rows(kind):
     assert 0.9 < share_forecast(SPECS[kind](model="smollm2-135m", block=rows[0]["block"], blocks=1), rows) < 1.3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("outliers/runs/", "outliers/metrics/", "outliers/quantization/")
 @needs_smollm2
 @pytest.mark.parametrize("draws", [1, 4])
 def test_memory_is_that_of_a_sweep(tmp_path, draws):

@@ -431,7 +431,7 @@ def test_the_set_look():
         experiments("look", models=["pocket/gpt2-0.1m", MODEL])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("outliers/show/", "outliers/views/")
 def test_one_page_of_a_model_without_outlier_features(tmp_path):
     printed = report("look", out=tmp_path, models=["pocket/gpt2-0.1m"])[0]
     html = (tmp_path / "report.html").read_text()

@@ -171,7 +171,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("outliers/text/")
 def test_memory_does_not_grow_with_the_file(tmp_path):
     """16 MB of text, which took 2 GB as one document."""
     text = "\n".join(sample())

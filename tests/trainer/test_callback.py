@@ -72,6 +72,7 @@ def weights_of(trainer: Trainer) -> list[torch.Tensor]:
     return [parameter.detach() for parameter in trainer.model.parameters()]
 
 
+@pytest.mark.nightly("outliers/trainer/", "outliers/tracing/")
 @pytest.mark.parametrize(
     "arguments",
     [

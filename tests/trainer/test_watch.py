@@ -126,6 +126,7 @@ def with_own_attention(model: PreTrainedModel) -> nn.Module:
     return model
 
 
+@pytest.mark.nightly("outliers/trainer/", "outliers/tracing/")
 @pytest.mark.parametrize(
     ("wrap", "half"),
     [

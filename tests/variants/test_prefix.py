@@ -133,6 +133,7 @@ def test_others_are_calibrated_behind_the_prefix(blocks):
         assert torch.equal(magnitudes.inputs, expected.magnitudes[place].inputs)
 
 
+@pytest.mark.nightly("outliers/variants/")
 @needs_shared
 @needs_smollm2
 def test_a_full_stop_before_each_block_of_c4():

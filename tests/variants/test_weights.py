@@ -140,6 +140,7 @@ def test_embeddings_of_a_streamed_model_are_refused():
         perplexities(streamed, blocks, [variant("zero(transformer.wte[1,:])")])
 
 
+@pytest.mark.nightly("outliers/variants/")
 @needs_shared
 @needs_smollm2
 def test_the_weight_that_makes_the_outlier_of_smollm2(tmp_path):
