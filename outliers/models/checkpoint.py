@@ -183,11 +183,11 @@ def _by_own_names(
     skeleton, torn = quantizer and copy.deepcopy(model), []
     for tensor_name, of_it in parts.items():
         converter = converter_of[of_it[0][0]]
-        if _is_whole(of_it, converter):
-            tensors |= _joined(tensor_name, of_it, converter, model, skeleton, name)
-        else:
+        if lacking := _lacking(tensor_name, of_it, converter, len(model.get_parameter_or_buffer(tensor_name))):
             tensors[tensor_name] = of_it[0][1]
-            torn.append(f"a part of {tensor_name}")
+            torn += lacking
+        else:
+            tensors |= _joined(tensor_name, of_it, converter, model, skeleton, name)
     try:
         check_complete(tensors, model, name, torn)
     except UserError as error:
@@ -206,12 +206,16 @@ def _with_cause(error: UserError, ignored: list[str]) -> UserError:
     return error
 
 
-def _is_whole(parts: list[tuple[str, Lazy]], converter: WeightConverter) -> bool:
-    """Return whether no kind of part and no expert is missing, except if the last experts are missing for all kinds."""
-    counts = Counter(pattern for pattern, _ in parts)
-    experts = {int(number) for _, lazy in parts for number in EXPERT.findall(lazy.name)}
-    alike = len(set(counts.values())) == 1 and len(counts) == len(converter.source_patterns)
-    return alike and experts == set(range(len(experts)))
+def _lacking(
+    tensor_name: str, parts: list[tuple[str, Lazy]], converter: WeightConverter, experts: int
+) -> Collection[str]:
+    """Return the names of missing parts of a tensor, which may be one for each of so many experts."""
+    names = {lazy.name: None for _, lazy in parts}
+    of_all = (EXPERT.sub(f".experts.{number}.", one) for one in names for number in range(experts))
+    if lacking := {one: None for one in of_all if one not in names}:
+        return lacking
+    alike = len(set(Counter(pattern for pattern, _ in parts).values())) == 1
+    return () if alike and len({*dict(parts)}) == len(converter.source_patterns) else [f"a part of {tensor_name}"]
 
 
 def _joined(
@@ -249,8 +253,7 @@ def _joined(
         try:
             shape = tuple(made(place, own_name, Lazy.without_values).shape)
         except (RuntimeError, ValueError, IndexError):  # torch refuses to join them
-            shapes = f"in parts of the shapes {sorted({lazy.shape for _, lazy in parts})}"
-            raise _misshapen(shapes, tensor_name, expected[own_name].shape, name) from None
+            raise _misshapen_part(parts, expected[own_name].shape, name) from None
         spans = [span for _, lazy in parts for span in lazy.spans]
         notes = "; ".join(dict.fromkeys(lazy.note for _, lazy in parts if lazy.note))
         tensors[own_name] = Lazy(own_name, shape, "F32", spans, partial(made, place, own_name), notes)
@@ -276,6 +279,17 @@ def _misshapen(found: str, key: str, expected: torch.Size, name: str) -> UserErr
         f"the checkpoint of '{name}' holds '{printable(key)}' {found[:200]}; its configuration asks for "
         f"{tuple(expected)}"
     )
+
+
+def _misshapen_part(parts: list[tuple[str, Lazy]], expected: torch.Size, name: str) -> UserError:
+    """Return the error for parts that cannot be joined; it names one whose shape is not that of most of its kind."""
+    usual = {
+        pattern: Counter(one.shape for kind, one in parts if kind == pattern).most_common(1) for pattern, _ in parts
+    }
+    odd = next((one for pattern, one in parts if one.shape != usual[pattern][0][0]), parts[0][1])
+    shapes = ", ".join(map(str, sorted({one.shape for _, one in parts})))
+    found = f"with the shape {odd.shape}, to be joined with others to one tensor; the shapes of all are {shapes}"
+    return _misshapen(found, odd.name, expected, name)
 
 
 def check_complete(stored: Iterable[str], model: PreTrainedModel, name: str, torn: Iterable[str] = ()) -> None:

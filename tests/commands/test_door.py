@@ -785,6 +785,16 @@ TYPED = {
     "trace pocket/gpt2-0.1m --device mps": "device 'mps' is not supported; expected cpu, cuda, cuda:N or auto",
     "ablate pocket/gpt2-0.1m --features ,": "field 'features'",
     "ablate pocket/gpt2-0.1m --drop experts": "'pocket/gpt2-0.1m' has no experts; expected a mixture of experts",
+    **{
+        f"measure pocket/mixtral-0.7m --metric perplexity --variant {variant}{how}": said
+        for how in ("", " --stream")
+        for variant, said in {
+            "drop(layers.2.experts.8)": "no expert 8 in layer 2 of this model; expected one of it: layers 0, 1, 2",
+            "zero(3@layers.2.experts.8.down)": "place 'layers.2.experts.8.down': no such expert; expected exp",
+            "zero(model.layers.2.mlp.experts.8.down_proj[1,2])": "unknown weight 'model.layers.2.mlp.experts.8.down",
+        }.items()
+    },
+    "sweep --model pocket/mixtral-0.7m --scheme absmax --skip layers.1.experts.8": "skip has 'layers.1.experts.8', of",
     "ablate pocket/mixtral-0.7m --drop experts --features 3": "drop leaves out whole parts, which have no features",
     "ablate pocket/mixtral-0.7m --drop heads": "field 'drop'",
     "ablate pocket/gpt2-0.1m --method men": "unknown method 'men'; did you mean mean",

@@ -364,7 +364,14 @@ def test_what_checkpoints_are_known_to_carry_stays_quiet(kind, tmp_path):
     assert load_model(str(tmp_path)).ignored_tensors == []
 
 
-EXPERTS = {"another number": "lacks 1 tensors", "another shape": "shape", "another type": "as I8"}
+EXPERTS = {
+    "another number": r"lacks 1 tensors \(.*\.experts\.3\.",
+    "fewer": r"lacks [23] tensors \(.*\.experts\.3\.",
+    "more": r"shape \(5, .* asks for \(4, ",
+    "another shape": "shape",
+    "another shape of one": r"\.experts\.3\..* with the shape \(\d+, 5\)",
+    "another type": "as I8",
+}
 
 
 @in_turn("case of", ["mixtral", "qwen3-moe"], EXPERTS)
@@ -375,16 +382,25 @@ def test_experts_that_do_not_fit(case, of, tmp_path):
         key = next(key for key in tensors if ".experts.3." in key)
         if of == "another number":  # 0, 1, 2 and 7 of four
             tensors[key.replace(".3.", ".7.")] = tensors.pop(key)
+        elif of in ("fewer", "more"):
+            for one in [one for one in tensors if one.startswith(key.partition(".3.")[0]) and ".3." in one]:
+                if of == "fewer":
+                    del tensors[one]
+                else:
+                    tensors[one.replace(".3.", ".4.")] = tensors[one].clone()
         elif of == "another shape":
             for number in range(4):
                 name = key.replace(".3.", f".{number}.")
                 tensors[name] = tensors[name][:, :5].clone()
+        elif of == "another shape of one":
+            tensors[key] = tensors[key][:, :5].clone()
         else:
             tensors[key] = tensors[key].to(torch.int8)
 
     change(tmp_path, alter)
-    with pytest.raises(UserError, match=EXPERTS[of]):
-        load_model(str(tmp_path))
+    for load in (load_model, stream_model):
+        with pytest.raises(UserError, match=EXPERTS[of]):
+            load(str(tmp_path))
 
 
 def test_a_head_of_its_own_survives_int8(tmp_path):
