@@ -126,13 +126,13 @@ def _batched_by_projection(experts: nn.Module, hidden_states: torch.Tensor) -> t
     """
     unfold(experts)
     output = torch.zeros(hidden_states.shape, dtype=hidden_states.dtype, device=hidden_states.device)
-    parts = (states.chunk(number_of(experts)) for states in (hidden_states, output))
-    for number, (x, added) in enumerate(zip(*parts, strict=True)):
+    for number, x in enumerate(hidden_states.chunk(number_of(experts))):
         tokens = torch.arange(len(x), device=x.device)
         tokens = tokens if x.is_meta else tokens[x.any(1)]
         expert = experts._modules.get(str(number))  # a pass that follows tensors makes the first one alone
         if len(tokens) and expert is not None:
-            added.index_add_(0, tokens, expert(x if x.is_meta else x[tokens], tokens, 1, experts))
+            added = expert(x if x.is_meta else x[tokens], tokens, 1, experts)
+            output.index_add_(0, number * len(x) + tokens, added)
     return output
 
 
