@@ -31,12 +31,15 @@ from outliers.models.anatomy import experts_of, layers_of, projections
 from outliers.models.anatomy.experts import BY_PROJECTION, call_by_projection
 from outliers.models.stream import stream_model
 from outliers.quantization.calibration import FEW
+from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.plans.plan import Plan
+from outliers.quantization.schemes import SCHEMES, get_scheme, in_groups
 from outliers.tracing.result import Trace
 from outliers.views.experts import drops_section, expert_drops
 from outliers.views.trace import trace_findings
 from tests.conftest import LLAMA, slow_but
 from tests.small_models import inputs_of, make_model
+from tests.quantization.test_quantization import EIGHT_BIT, equation
 
 SHAPE = {**LLAMA, "vocab_size": 100, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "head_dim": 8}
 SHAPE |= {"num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4, "moe_intermediate_size": 16}
@@ -49,10 +52,10 @@ LARGE = 20.0  # beyond what units of these models have, and below what the large
 OF_EXPERTS = ("experts.tokens", "experts.max", "experts.hits", "experts.largest")
 
 
-def made(kind: str):
+def made(kind: str, **sizes: int):
     """A small random model of a type of mixtures."""
-    usual = AutoConfig.for_model(kind)
-    config = AutoConfig.for_model(kind, **{name: value for name, value in SHAPE.items() if hasattr(usual, name)})
+    usual, fields = AutoConfig.for_model(kind), SHAPE | sizes
+    config = AutoConfig.for_model(kind, **{name: value for name, value in fields.items() if hasattr(usual, name)})
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:2]
     torch.manual_seed(0)
@@ -105,30 +108,28 @@ def test_a_type_of_mixtures(kind, as_they_are, blocks, tmp_path):
     assert table["value"].abs().idxmax() == (1, chosen) and table.loc[(1, chosen), "feature"] == 7
 
 
-def absmax(matrix: torch.Tensor, axis: int | None) -> torch.Tensor:
-    """A matrix in float64, rounded to 255 levels of its largest magnitude, or of each row's."""
-    largest = matrix.abs().amax() if axis is None else matrix.abs().amax(axis, keepdim=True)
-    scale = torch.where(largest > 0, largest / 127, 1.0)
-    return (matrix / scale).round() * scale
-
-
-@pytest.mark.parametrize("case", MIXTURES)
-@pytest.mark.parametrize(("scheme", "axis"), [("absmax", None), ("absmax-vector", 1)])
-def test_every_expert_is_quantized_as_fake_quantization_has_it(case, scheme, axis, blocks):
-    model = make_model(case).double()
-    changed, seen = quantize(model, scheme), {}
-    for part in (part for part in projections(changed) if part.expert is not None):
-        part.module.register_forward_hook(
-            lambda _, inputs, output, path=part.path: seen.update({path: (inputs[0], output)})
-        )
-    with torch.no_grad():
-        changed(blocks)
+@pytest.mark.parametrize("kind", slow_but(("mixtral", "gpt_oss"), ("gpt_oss",)))
+def test_every_scheme_quantizes_every_expert(kind, blocks):
+    """By the paper's equations in float64, and under other schemes as a layer that owns its weight does."""
+    model = made(kind, intermediate_size=64).double()  # units that groups of 32 divide
+    for layer in layers_of(model):
+        layer.module.post_attention_layernorm.weight[3] = 20  # an outlier feature of what experts read
     exact = {part.path: part.module for part in projections(model) if part.expert is not None}
-    assert seen.keys() == exact.keys()
-    for path, (x, output) in seen.items():
-        bias = 0 if exact[path].bias is None else exact[path].bias
-        expected = absmax(x, axis) @ absmax(exact[path].weight, axis).T + bias
-        assert (output - expected).abs().max() <= 1e-12 * expected.abs().max(), path
+    for name in [*SCHEMES][1:]:
+        scheme = in_groups(f"{name}-g16") or get_scheme(name)
+        calibration = calibrate(model, blocks, [scheme]) if scheme.needs_calibration else None
+        changed = quantize(model, scheme, calibration=calibration)
+        parts = {part.path: part.module for part in projections(changed) if part.expert is not None}
+        with inputs_of(parts) as inputs:
+            changed(blocks)
+        assert inputs.keys() == exact.keys()
+        for path, (x,) in inputs.items():
+            weight, bias = exact[path].weight.clone(), exact[path].bias
+            own = torch.nn.Linear(*weight.T.shape, bias=bias is not None).double()
+            own.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias}))
+            own = QuantizedLinear(own.requires_grad_(False), parts[path].here, None, parts[path].magnitudes)
+            expected = equation(x, weight, name) + (0 if bias is None else bias) if name in EIGHT_BIT else own(x)
+            assert (parts[path](x) - expected).abs().max() <= 1e-12 * expected.abs().max(), (name, path)
 
 
 def test_one_factor_smooths_what_all_experts_read(blocks):

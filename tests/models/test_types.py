@@ -25,7 +25,6 @@ from outliers.models.names import CACHE
 from outliers.models.stream import stream_model
 from scripts.every_type import checks, loss_of, made_small, text_of, tiny, tried
 from tests import conftest
-from tests.models.test_experts import absmax
 
 NAMED = [
     *("mamba", "mamba2", "falcon_h1", "recurrent_gemma", "qwen3_next", "lfm2", "nemotron_h", "deepseek_v3", "glm4_moe"),
@@ -68,6 +67,13 @@ def test_a_type_of_another_size_does_everything(kind, sizes):
 
 
 EXACT = ("bloom", "cohere2", "deepseek_v3", "falcon_h1", "gemma3_text", "glm4", "gpt2", "mamba", "olmo3", "qwen2_moe")
+
+
+def absmax(matrix: torch.Tensor, axis: int | None) -> torch.Tensor:
+    """A matrix in float64, rounded to 255 levels of its largest magnitude, or of each row's."""
+    largest = matrix.abs().amax() if axis is None else matrix.abs().amax(axis, keepdim=True)
+    scale = torch.where(largest > 0, largest / 127, 1.0)
+    return (matrix / scale).round() * scale
 
 
 @pytest.mark.parametrize("kind", conftest.slow_but(EXACT, ("deepseek_v3", "falcon_h1")))
