@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +19,8 @@ from outliers.models.stored.words import unpack_words
 from outliers.models.stream import stream_model
 from outliers.quantization.peers import weight_of
 from outliers.runs.frame import records_in
-from tests.conftest import words_of
+from tests.conftest import in_turn, words_of
+from tests.models.test_experts import made as mixture
 from tests.typed import call
 
 WORDS = 32  # bits
@@ -601,3 +603,73 @@ def test_sizes_and_labels_that_contradict_the_tensors_are_one_line(method, field
 
 def test_weights_that_alone_know_how_they_multiply_have_none():
     assert weight_of(SimpleNamespace()) is None
+
+
+# Mixtures
+
+
+def of_awq(weight: torch.Tensor) -> tuple[torch.Tensor, dict]:
+    """What codes of AutoAWQ stand for, whose eight of a word are in the order 0, 2, 4, 6, 1, 3, 5, 7; and tensors."""
+    tensors = awq(weight)
+    places = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # of the codes of eight outputs in a word
+
+    def codes(name: str) -> torch.Tensor:
+        return (tensors[name].long()[..., None] >> 4 * places & 15).flatten(1)
+
+    spread = codes("qzeros").repeat_interleave(32, 0), tensors["scales"].repeat_interleave(32, 0)
+    return ((codes("qweight") - spread[0]) * spread[1]).T, tensors
+
+
+def of_compressed(weight: torch.Tensor) -> tuple[torch.Tensor, dict]:
+    codes, scales = torch.randint(16, weight.shape), torch.rand(len(weight), weight.shape[1] // 32)
+    tensors = compressed(weight) | {"weight_packed": into_words(codes, 4), "weight_scale": scales}
+    return (codes - 8) * scales.repeat_interleave(32, 1), tensors
+
+
+def of_codes(weight: torch.Tensor) -> tuple[torch.Tensor, dict]:
+    codes, scale = torch.randint(-128, 128, weight.shape), torch.rand(len(weight), 1)
+    return codes * scale, {"weight": codes.to(torch.int8), "weight_scale": scale}
+
+
+def of_fp8(weight: torch.Tensor) -> tuple[torch.Tensor, dict]:
+    tensors = fp8(weight, (128, 128))
+    rows, columns = (torch.arange(size) // 128 for size in weight.shape)
+    return tensors["weight"].float() * tensors["weight_scale_inv"][rows][:, columns], tensors
+
+
+OF_MIXTURES = {
+    "gptq": (GPTQ | {"sym": False}, lambda weight: gptq(weight, 4)),
+    "awq": (PACKINGS["awq"][0], of_awq),
+    "compressed": (PACKINGS["compressed"][0], of_compressed),
+    "codes": (PACKINGS["codes"][0], of_codes),
+    "fp8": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, of_fp8),
+}
+
+
+@in_turn("how kind", OF_MIXTURES, ("mixtral", "qwen3_moe", "glm4_moe"))
+def test_experts_by_their_own_names(how, kind, tmp_path):
+    """Weights of each expert as publishers pack them, under the names that transformers writes."""
+    fields, packed = OF_MIXTURES[how]
+    model = mixture(kind, hidden_size=160, intermediate_size=192, moe_intermediate_size=192)
+    model.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    experts = [name for name in stored if ".experts." in name]
+    assert len(experts) >= 12 and all(stored[name].ndim == 2 for name in experts)
+    expected = model.state_dict()
+    for name in experts:
+        stands_for, parts = packed(stored.pop(name))
+        stored |= {f"{name.removesuffix('weight')}{end}": part.contiguous() for end, part in parts.items()}
+        layer, number, part = re.fullmatch(r".*layers\.(\d+)\..*experts\.(\d+)\.(\w+)\.weight", name).groups()
+        joined = f"model.layers.{layer}.mlp.experts.{'down' if part in ('w2', 'down_proj') else 'gate_up'}_proj"
+        place = expected[joined][int(number)]
+        if joined.endswith("gate_up_proj"):
+            place = place.chunk(2)[part in ("w3", "up_proj")]
+        place.copy_(stands_for)
+    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": fields}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = outliers.load_model(str(tmp_path))
+    for name, weight in found.state_dict().items():
+        torch.testing.assert_close(weight, expected[name], rtol=1e-6, atol=1e-6, msg=name)
+    ids = torch.arange(24).view(2, 12)
+    assert outliers.perplexity(stream_model(str(tmp_path)), ids) == outliers.perplexity(found, ids)
