@@ -38,8 +38,8 @@ from outliers.tracing.result import Trace
 from outliers.views.experts import drops_section, expert_drops
 from outliers.views.trace import trace_findings
 from tests.conftest import LLAMA, slow_but
-from tests.small_models import inputs_of, make_model
 from tests.quantization.test_quantization import EIGHT_BIT, equation
+from tests.small_models import inputs_of, make_model
 
 SHAPE = {**LLAMA, "vocab_size": 100, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "head_dim": 8}
 SHAPE |= {"num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4, "moe_intermediate_size": 16}
