@@ -92,6 +92,7 @@ def test_context_length(case, length):
         ({"rope_type": "yarn", "factor": 4.0}, 128),  # of the length that the configuration has
         ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}, 32),
         ({"rope_type": "linear", "factor": 4.0}, 128),
+        ({"rope_type": "dynamic", "factor": 4.0}, 128),
         ({"rope_type": "default"}, 32),
     ],
 )
@@ -99,6 +100,13 @@ def test_context_length_of_scaled_positions(scaling, length):
     rotary = scaling | {"rope_theta": 10_000.0}
     config = AutoConfig.for_model("llama", **LLAMA | {"max_position_embeddings": 32, "rope_parameters": rotary})
     assert context_length(config) == length
+
+
+def test_context_length_of_layers_of_two_kinds():
+    rotary = {"full_attention": {"rope_type": "linear", "factor": 4.0}, "sliding_attention": {"rope_type": "default"}}
+    rotary = {kind: parameters | {"rope_theta": 10_000.0} for kind, parameters in rotary.items()}
+    fields = {"max_position_embeddings": 32, "rope_parameters": rotary}
+    assert context_length(AutoConfig.for_model("gemma3_text", **LLAMA | fields)) == 128
 
 
 def test_architectures_that_nothing_is_found_of():

@@ -177,11 +177,11 @@ def test_a_real_signal_to_a_real_process(tmp_path):
 
 # SIGKILL
 
-# Forks a run for each folder and kills it at a moment: below a half, before its first row; beyond, between that and its
-# end, as long as an undisturbed run takes for either. Or at its n-th write: before it, in its middle, or after it.
+# Forks a run for each folder and kills it at a moment: below a half, before its first row, as an undisturbed run takes for
+# it; beyond, between two rows, which are counted, since a busy machine may be faster or slower. Or at its n-th write: before it, in its middle, or after it.
 # Everything is imported once, before the forks.
 KILLER = """
-import json, os, signal, sys, time
+import contextlib, json, os, signal, sys, time
 from pathlib import Path
 from outlier_kernels.cpu import all_passes, has_int8_units
 from outliers.runs.rows import Rows
@@ -215,22 +215,24 @@ def die_at(number, part):
         os.kill(os.getpid(), signal.SIGKILL)
     Rows.add = counted
 
-def has_rows(folder):
-    return (out / folder / "rows.jsonl").exists()
+def rows_of(folder):
+    file = out / folder / "rows.jsonl"
+    return file.read_bytes().count(b"\\n") if file.exists() else 0
 
 for folder in ("warm", "timed"):
     start, child, first = time.monotonic(), fork(folder), None
     while not os.waitpid(child, os.WNOHANG)[0]:
-        first = first or (time.monotonic() - start if has_rows(folder) else None)
+        first = first or (time.monotonic() - start if rows_of(folder) else None)
         time.sleep(0.001)
     rest = time.monotonic() - start - first
 for folder, moment in moments.items():
-    child = fork(folder)
-    while moment >= 0.5 and not has_rows(folder):
+    child, (before, between) = fork(folder), divmod(max(0, 2 * moment - 1) * rows_of("timed"), 1)
+    while rows_of(folder) < before and not os.waitpid(child, os.WNOHANG)[0]:
         time.sleep(0.001)
-    time.sleep(2 * moment * first if moment < 0.5 else (2 * moment - 1) * rest)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    time.sleep(between * rest / rows_of("timed") if before else 2 * moment * first)
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 for folder, write in writes.items():
     os.waitpid(fork(folder, write), 0)
 """

@@ -43,7 +43,7 @@ OTHER_TOWERS = r"^(text_model\.|text_projection\.|visual_projection\.|logit_scal
 OF_HEADS = {"logit_scale": 1.0, "logits_scaling": 1.0, "final_logit_softcapping": None}
 TOWER_KEYS = {r"^(embeddings|encoder|pre_layrnorm|post_layernorm|head)\.": r"vision_model.\1."}  # of a tower alone
 CONTEXTS = ("max_position_embeddings", "max_seq_len")  # fields of a configuration that bound the length of a block
-STRETCHED = ("linear", "yarn")  # types of rotary scaling by whose factor a model takes longer blocks
+STRETCHED = ("linear", "dynamic", "yarn")  # types of rotary scaling by whose factor a model takes longer blocks
 # Classes of layers that multiply with their weight, add their bias, and do nothing else; and dtypes of weights that are
 # no codes.
 PLAIN = (
@@ -576,6 +576,7 @@ def context_length(config: PretrainedConfig) -> int | None:
     text = getattr(config, "text_config", config)
     limit = next((getattr(text, field) for field in CONTEXTS if getattr(text, field, None)), None)
     rotary = getattr(text, "rope_parameters", None) or {}
+    rotary = rotary.get("full_attention", rotary)  # layers with a window have parameters of their own
     if limit and rotary.get("rope_type") in STRETCHED and rotary.get("factor"):
         # a configuration may have the length before scaling or the one after it as its limit
         limit = max(limit, int(rotary["factor"] * (rotary.get("original_max_position_embeddings") or limit)))
