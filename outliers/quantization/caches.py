@@ -424,7 +424,15 @@ class Prefix:
 def _cache_of(model: PreTrainedModel, ids: torch.Tensor) -> Cache:
     kept = DynamicCache()  # without a configuration it has no sliding window and forgets no positions
     _decoder(model)(ids, past_key_values=kept, use_cache=True)
-    return Cache(layers=[PrefixLayer(layer.keys, layer.values) for layer in kept.layers])
+    known = [layer for layer in kept.layers if layer.keys is not None]
+    if any(layer.keys.shape[-2] != ids.shape[1] for layer in known):
+        raise UserError(
+            "several layers of this model keep their keys and values in one place of a cache (the layer_idx of their "
+            "attention is the same); expected layers without shared attention for a prefix"
+        )
+    # a layer without attention keeps nothing, and is only asked for the number of positions
+    kept_by_layer = [known[0] if layer.keys is None else layer for layer in kept.layers]
+    return Cache(layers=[PrefixLayer(layer.keys, layer.values) for layer in kept_by_layer])
 
 
 def check_prefix(model: PreTrainedModel, tokens: Sequence[int]) -> None:

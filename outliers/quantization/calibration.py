@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError, not_finite
-from outliers.models.anatomy import Projection, experts_of, family_of, projections, readers
+from outliers.models.anatomy import Projection, check_plain, experts_of, family_of, projections, readers
 from outliers.models.anatomy.examples import Block, read_ids
 from outliers.models.anatomy.experts import number_of
 from outliers.models.decoder import inference, watched_pass
@@ -171,7 +171,9 @@ def collect(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection[
 def _largest_weights(projection: Projection) -> torch.Tensor:
     if isinstance(projection.module, Int8Linear):
         raise UserError("this model keeps only int8 codes of its weights; calibrate the original model")
-    return stored_weight(projection.module).detach().abs().amax(0).float().cpu()
+    if (weight := stored_weight(projection.module)) is None:
+        check_plain(projection)
+    return weight.detach().abs().amax(0).float().cpu()
 
 
 def neutral(model: PreTrainedModel, scheme: Scheme) -> Calibration:

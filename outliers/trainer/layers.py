@@ -89,9 +89,8 @@ def train_int8(
                 f"'{projection.path}' is of an expert, whose weights are stored with those of the others; expected a "
                 "model without experts for training in int8"
             )
-    for projection in all_projections:
-        if projection.role in roles:
-            projection.module.__class__, projection.module.products = KINDS[type(projection.module)], products
+    for module in {projection.module for projection in all_projections if projection.role in roles}:
+        module.__class__, module.products = KINDS[type(module)], products
     if attention:
         put_attention(model, AttentionProducts(products, products))
     return model

@@ -45,7 +45,7 @@ class Unattended(Variant):
 
         def registered():
             for number, _, module, anatomy, _ in layers_of(model):
-                if layer in (None, number):
+                if layer in (None, number) and anatomy.attention is not None:
                     masked = independent(partial(_masked, list(self.positions), anatomy.bidirectional))
                     yield module.get_submodule(anatomy.attention).register_forward_pre_hook(masked, with_kwargs=True)
 

@@ -16,6 +16,24 @@ from tests.small_models import make_model
 UNCHANGED = "fp32"
 
 
+class NoAttention(nn.Module):
+    """Stands for the attention of a layer, and adds nothing."""
+
+    def forward(self, hidden_states, *_, **__):
+        return torch.zeros_like(hidden_states), None
+
+
+class Adapted(nn.Module):
+    """A projection and something beside it, as adapters are written by hand."""
+
+    def __init__(self, base: nn.Linear):
+        super().__init__()
+        self.base, self.beside = base, nn.Linear(base.in_features, base.out_features)
+
+    def forward(self, x):
+        return self.base(x) + self.beside(x)
+
+
 class PassedOn(nn.Module):
     """Stands for a layer, and does nothing."""
 
@@ -204,6 +222,22 @@ def test_a_shared_part_of_layers(blocks):
     assert found == pytest.approx([perplexity_of(model, blocks[:1], change)], rel=1e-6)
 
 
+def test_a_shared_layer_is_trained_as_its_copies(blocks):
+    model = with_shared_layers()
+    copies = copy.deepcopy(model)
+    copies.model.layers = nn.ModuleList(map(copy.deepcopy, model.model.layers))
+    losses = [outliers.train_int8(one)(blocks, labels=blocks).loss.item() for one in (model, copies)]
+    assert losses[0] == losses[1] != pytest.approx(with_shared_layers()(blocks, labels=blocks).loss.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("layers", [(0, 1, 0, 1), (0, 0, 0, 0)])
+def test_uses_that_share_a_place_in_a_cache_have_no_prefix(layers, blocks):
+    model = llama()
+    model.model.layers = nn.ModuleList([model.model.layers[number] for number in layers])
+    with pytest.raises(outliers.UserError, match=r"several layers .* in one place of a cache \(the layer_idx of"):
+        under(model, blocks, "prefix(3)")
+
+
 @pytest.mark.parametrize(
     "use", [lambda model: outliers.hooks(model, print).__enter__(), lambda model: outliers.plant(model, [3], 8.0)]
 )
@@ -230,6 +264,36 @@ def test_a_layer_that_passes_its_input_on_is_none(blocks):
     assert numbers[0].equals(numbers[1])
     planned = outliers.plan(model, blocks[:1], "w4a4", blocks[1:], cost=0.0001, draws=1)
     assert planned.projections == 3 * 7, "those of the layer that is gone count for nothing"
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_prefix_of_a_model_with_a_layer_that_passes_its_input_on(number, blocks):
+    model, without = llama(), llama()
+    model.model.layers[number] = PassedOn()
+    del without.model.layers[number]
+    for place, layer in enumerate(without.model.layers):
+        layer.self_attn.layer_idx = place
+    without.config.num_hidden_layers = 3
+    assert under(model, blocks, "prefix(3,5)") == under(without, blocks, "prefix(3,5)")
+
+
+def test_a_layer_without_attention(blocks):
+    model, emptied = llama(), llama()
+    model.model.layers[2].self_attn = NoAttention()
+    nn.init.zeros_(emptied.model.layers[2].self_attn.o_proj.weight)
+    variants = ("prefix(3)", "unattended(0)", "plant(3,factor=8)", "zero(3)", "kv=int4")
+    assert under(model, blocks, *variants) == pytest.approx(under(emptied, blocks, *variants), rel=1e-6)
+
+
+def test_a_projection_that_does_not_tell_its_widths_is_named(blocks):
+    model = llama()
+    model.model.layers[1].mlp.down_proj = Adapted(model.model.layers[1].mlp.down_proj)
+    with pytest.raises(outliers.UserError, match=r"is of tests.*Adapted, which has no in_features and out_features"):
+        outliers.trace(model, blocks)
+    with pytest.raises(outliers.UserError, match=r"'model.layers.1.mlp.down_proj' is of tests.*Adapted; expected a pl"):
+        outliers.calibrate(model, blocks)
+    model.model.layers[1].mlp.down_proj.in_features, model.model.layers[1].mlp.down_proj.out_features = 48, 32
+    assert outliers.trace(model, blocks).statistics["residual.largest"][:, 0].all()
 
 
 def test_something_with_weights_in_the_place_of_a_layer_is_refused(blocks):

@@ -392,6 +392,7 @@ def _of_kind(stack: Anatomy, place: int, path: str, layer: nn.Module) -> Anatomy
             )
     left = {role: tuple(name for name in getattr(kind, role) if name in there) for role in ROLES}
     left |= {norms: {name: of for name, of in getattr(kind, norms).items() if name in there} for norms in NORMS}
+    left["read_by"] = {norm: tuple(there.intersection(readers)) for norm, readers in kind.read_by.items()}
     experts = kind.experts if kind.experts in there else None
     return replace(kind, experts=experts, attention=kind.attention if left["attn_in"] else None, **left)
 
@@ -468,7 +469,11 @@ def shape_of(module: nn.Module) -> tuple[int, int]:
     weight = module.weight if isinstance(module, ExpertProjection) else module._parameters.get("weight")
     if weight is not None and weight.ndim == 2 and weight.dtype in WEIGHTS:
         return tuple(weight.shape[::-1] if isinstance(module, Conv1D) else weight.shape)
-    return (module.out_features, module.in_features) if hasattr(module, "out_features") else module.shape  # codes
+    if hasattr(module, "out_features"):
+        return module.out_features, module.in_features
+    if not hasattr(module, "shape"):  # codes have it
+        raise UserError(f"a projection is of {_kind(module)}, which has no in_features and out_features; add them")
+    return module.shape
 
 
 def head_size(layer: Layer, config: PretrainedConfig) -> int:
