@@ -177,9 +177,9 @@ def test_a_real_signal_to_a_real_process(tmp_path):
 
 # SIGKILL
 
-# Forks a run for each folder and kills it at a moment: below a half, before its first row, as an undisturbed run takes for
-# it; beyond, between two rows, which are counted, since a busy machine may be faster or slower. Or at its n-th write: before it, in its middle, or after it.
-# Everything is imported once, before the forks.
+# Forks a run for each folder and kills it at a moment: below a half, before its first row, as an undisturbed run takes
+# for it; beyond, between two rows, which are counted, since a busy machine may be faster or slower. Or at its n-th
+# write: before it, in its middle, or after it. Everything is imported once, before the forks.
 KILLER = """
 import contextlib, json, os, signal, sys, time
 from pathlib import Path
