@@ -231,7 +231,8 @@ def checks(
         return every and abs(loss(other) - expected) > 1e-9
 
     def ablated(method: str) -> bool:
-        ablation = outliers.variant(f"{method}(3,5)")
+        attends = any(one.role == "attn_in" for one in projections(model))
+        ablation = outliers.variant(f"{method}(3,5)" if attends else f"{method}(3,5@ffn_in)")
         if method == "mean":
             ablation = ablation.knowing(*traces(model, text, attention=False))
         (ablated,) = outliers.perplexities(model, text, [ablation])

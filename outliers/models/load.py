@@ -281,7 +281,8 @@ def put(
     dtype: torch.dtype | None,
 ) -> None:
     """Read the parameter or buffer `tensor_name` of model `name` onto its device; an int8 layer quantizes it."""
-    tensor = lazy.read().to(device=place, dtype=dtype)
+    tensor = lazy.read()
+    tensor = tensor.to(device=place, dtype=dtype if tensor.is_floating_point() else None)
     _check_finite(tensor, tensor_name, name, lazy)
     path, _, part = tensor_name.rpartition(".")
     module = model.get_submodule(path)
@@ -332,7 +333,7 @@ def device_map(skeleton: PreTrainedModel, name: str) -> dict[str, int | str]:
 
 def _check_finite(tensor: torch.Tensor, tensor_name: str, name: str, lazy: Lazy) -> None:
     """Raise BadWeights if a weight has NaN or inf, possibly only in its present dtype."""
-    if not tensor.is_floating_point():
+    if not (tensor.is_floating_point() and tensor.numel()):
         return
     tensor = tensor.float() if tensor.itemsize == 1 else tensor  # torch has no finfo limits for 8 bits
     ends = torch.stack(torch.aminmax(tensor))  # NaN if there is one; twelve times as fast as testing every entry

@@ -1,7 +1,7 @@
 """Outlier features of known place and size, planted as a ground truth for the detector."""
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import NamedTuple
 
@@ -107,23 +107,36 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
     for projection in projections(model):
         check_plain(projection)
     scaled = {id(parameter) for layer in decoder_layers(model) for parameter in layer.parameters()}
-    planted = copy.deepcopy(
-        model, {id(parameter): parameter for parameter in model.parameters() if id(parameter) not in scaled}
-    )
-    sums = list(_sums(planted)) if norms_are_in_the_residual_stream(model.config) else []
+    shared = {id(parameter): parameter for parameter in model.parameters() if id(parameter) not in scaled}
+    refused = None
+    for way in _ways(model):
+        planted = copy.deepcopy(model, dict(shared))
+        try:
+            way(planted, features, factor)
+            with in_eval_mode(model), in_eval_mode(planted):
+                check_planted(model, planted)
+            return planted
+        except UserError as error:
+            refused = refused or error
+    raise refused
+
+
+def _ways(model: PreTrainedModel) -> Iterator[Callable[[PreTrainedModel, list[int], float], None]]:
+    """Yield the ways to plant features, first the one that enlarges the most hidden states of this model."""
+    sums = list(_sums(model)) if norms_are_in_the_residual_stream(model.config) else []
+    inside = list(_sums_within_layers(model))
     if sums and all(map(_has_biases, sums)):
-        for junction in sums:
-            _shift(junction, features, factor)
+        yield lambda *of: _shift(_sums, *of)
     elif not sums and any(layer.anatomy.norms for layer in layers_of(model)):
-        if not sum(_scale(layer, features, factor) for layer in layers_of(planted)):
-            raise UserError(
-                "the projections behind each norm of this model read something else too; plant in another model"
-            )
-    else:
-        _scale_stream(planted, features, factor)
-    with in_eval_mode(model), in_eval_mode(planted):
-        check_planted(model, planted)
-    return planted
+        yield _scale_norms
+    yield _scale_stream
+    if inside and all(map(_has_biases, inside)):
+        yield lambda *of: _shift(_sums_within_layers, *of)
+
+
+def _scale_norms(model: PreTrainedModel, features: list[int], factor: float) -> None:
+    if not sum(_scale(layer, features, factor) for layer in layers_of(model)):
+        raise UserError("all norms of this model are read by projections that read more; plant in another model")
 
 
 def _scale(layer: Layer, features: list[int], factor: float) -> int:
@@ -218,14 +231,17 @@ def _scale_stream(model: PreTrainedModel, features: list[int], factor: float) ->
     model.set_submodule(last, Scaled(inner.module, undone.inputs) if isinstance(inner, Scaled) else undone)
 
 
-def _shift(junction: Sum, features: list[int], factor: float) -> None:
-    """Add a constant to the output of a norm, and subtract it from what reads the output."""
-    weight, bias = junction.norm.weight[features], junction.norm.bias[features]
-    constant = factor * torch.hypot(weight, bias) * torch.where(bias < 0, -1.0, 1.0)
-    junction.norm.bias[features] += constant
-    for reader in junction.readers:
-        reader.bias -= constant @ _inputs(reader)[features]
-    junction.added.bias[features] -= constant
+def _shift(
+    junctions: Callable[[PreTrainedModel], Iterable[Sum]], model: PreTrainedModel, features: list[int], factor: float
+) -> None:
+    """Add a constant to the outputs of norms, and subtract it from what reads them."""
+    for junction in junctions(model):
+        weight, bias = junction.norm.weight[features], junction.norm.bias[features]
+        constant = factor * torch.hypot(weight, bias) * torch.where(bias < 0, -1.0, 1.0)
+        junction.norm.bias[features] += constant
+        for reader in junction.readers:
+            reader.bias -= constant @ _inputs(reader)[features]
+        junction.added.bias[features] -= constant
 
 
 def _has_biases(junction: Sum) -> bool:
@@ -251,6 +267,19 @@ def _sums(model: PreTrainedModel) -> Iterator[Sum]:
         for (layer, norm, *_), (other, _, readers, added) in zip(steps, steps if before else steps[1:], strict=False):
             modules = [other.module.get_submodule(name) for name in (*readers, added)]
             yield Sum(layer.module.get_submodule(norm), modules[:-1], modules[-1])
+
+
+def _sums_within_layers(model: PreTrainedModel) -> Iterator[Sum]:
+    """Yield the norms whose output enters a norm of the residual stream of the same layer."""
+    for layer in layers_of(model):
+        anatomy = layer.anatomy
+        for norm, names in anatomy.read_by.items():
+            for reads, adds in SUBLAYERS if {*names} & {*anatomy.norms_of_sums} else ():
+                readers = [name for name in getattr(anatomy, reads) if name in names]
+                if readers:
+                    modules = (*readers, getattr(anatomy, adds)[0])
+                    *into, added = map(layer.module.get_submodule, modules)
+                    yield Sum(layer.module.get_submodule(norm), into, added)
 
 
 def _inputs(projection: nn.Module) -> torch.Tensor:

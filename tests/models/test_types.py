@@ -3,6 +3,7 @@
 import itertools
 import math
 from functools import partial
+from types import MethodType
 
 import pytest
 import torch
@@ -103,6 +104,14 @@ def _see(seen: dict, path: str, _module: nn.Module, inputs: tuple, output: torch
 PLANTED = ["nanochat", "minimax", "olmo2", "flex_olmo", "longcat_flash", "qwen4_exp_text", "inkling2_text"]
 
 
+@pytest.mark.parametrize("kind", ["xmod", "fnet", "deberta", "mobilebert"])
+def test_a_feature_is_planted_within_layers(kind):
+    """Adapters read the last norm's output, a Fourier transform, queries without biases, and factors for norms."""
+    model, text = tiny(kind, "masked"), text_of("masked")
+    found = trace(plant(model, [3], 64.0), text, attention=False).outlier_features(roles=["ffn_in"])
+    assert 3 in list(found["feature"])
+
+
 @pytest.mark.parametrize("kind", PLANTED)
 def test_a_feature_is_planted_beside_the_weights_of_norms(kind):
     """Norms without weights, norms through which the stream goes, norms of what sub-layers add, a mixture, experts that
@@ -117,8 +126,12 @@ def test_a_feature_is_planted_beside_the_weights_of_norms(kind):
 
 
 def test_a_plant_that_nothing_undoes_is_refused():
+    model = small()
+    plant(model, [3], 64.0)
+    block = model.model.layers[0].mlp
+    block.forward = MethodType(lambda self, x: type(self).forward(self, x) + x, block)
     with pytest.raises(UserError, match="more reads the norms' outputs than a pass has found"):
-        plant(tiny("xmod"), [3], 64.0)
+        plant(model, [3], 64.0)
 
 
 def test_keys_that_are_no_positions_are_refused():

@@ -51,7 +51,7 @@ COPIES = frozenset(("_to_copy", "clone"))
 PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "mv", "addmv"))
 SCANS = frozenset(("cumsum", "cumprod", "logcumsumexp", "cummax", "roll"))
 NORMALIZES = frozenset(
-    ("rsqrt", "native_layer_norm", "_fused_rms_norm", "rms_norm", "linalg_vector_norm", "std", "var")
+    ("rsqrt", "sqrt", "native_layer_norm", "_fused_rms_norm", "rms_norm", "linalg_vector_norm", "std", "var")
 )
 
 
@@ -255,7 +255,7 @@ class Kind:
         norms: norms that read the residual stream, each with the projections that read its output.
         norms_of_sums: norms behind a branch through which the residual stream itself goes.
         norms_behind: norms that read the output of a single projection, each with that projection.
-        norms_between: all other norms, each with the projections that read its output.
+        norms_between: norms of sums and all others, each with the projections that read its output.
         routers: projections that read the residual stream and only choose or weigh the outputs of others.
         experts: modules that hold the weights of several experts and cannot be unfolded into projections.
         chosen: the routers that choose among experts.
@@ -426,7 +426,7 @@ class _Pass:
             for tensor in tensors:
                 flow.put(tensor, frozenset((path, SUM + path)))
             flow.whole[tensors[0].untyped_storage()._cdata] = path, tensors[0].shape[-1]
-        elif path in flow.normalizes and path in self.norms:
+        elif (path in flow.normalizes or _is_affine(module)) and path in self.norms:
             read = next(one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor))
             history = frozenset(label for label in flow.history(read) if not label.startswith(ADDED))
             if any(label.startswith(STREAM) for label in history):
@@ -464,6 +464,13 @@ class _Pass:
         output = torch.empty_like(x)
         flow.put(output, frozenset((path, SUM + path)))
         return output
+
+
+def _is_affine(module: nn.Module) -> bool:
+    """Return whether a module has a factor and a summand for each feature and nothing else, as MobileBERT's in the
+    place of norms."""
+    shapes = {name: one.shape for name, one in module._parameters.items() if one is not None}
+    return shapes.keys() == {"weight", "bias"} and shapes["weight"] == shapes["bias"] and not module._modules
 
 
 def _layers_of(paths: Mapping[nn.Module, str]) -> dict[str, tuple[str, int]]:
@@ -667,7 +674,7 @@ class _Layer:
             tuple(front.items()),
             tuple(rescaling),
             tuple((norm, one) for norm, of in behind.items() for one in of),
-            tuple((norm, self._reading(norm)) for norm in norms if norm not in {*front, *rescaling, *behind}),
+            tuple((norm, self._reading(norm)) for norm in norms if norm not in {*front, *behind}),
             tuple(one for one in self.routers if self._is_module(one)),
             self.experts,
             self.chosen,
