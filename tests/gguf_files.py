@@ -2,6 +2,7 @@
 
 import json
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
@@ -15,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from outliers.models.names import POCKET
 
 OTHER_NAMES = {"gemma3_text": "gemma3", "gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe"}  # by model type, in GGUF
+OTHER_NAMES |= {"qwen2_moe": "qwen2moe", "mixtral": "llama"}
 TOKENIZER = POCKET / "gpt2-0.1m" / "tokenizer.json"
 VOCABULARY = 4096
 
@@ -41,7 +43,8 @@ def _as_in_gemma(_config, name: str, tensor: np.ndarray) -> np.ndarray:
     return tensor + 1 if name.endswith("norm.weight") else tensor
 
 
-CHANGES = {"llama": _as_in_llama, "bloom": _as_in_bloom, "gemma2": _as_in_gemma, "gemma3_text": _as_in_gemma}
+CHANGES = {"llama": _as_in_llama, "mixtral": _as_in_llama, "bloom": _as_in_bloom}
+CHANGES |= {"gemma2": _as_in_gemma, "gemma3_text": _as_in_gemma}
 
 
 def tensors_of(model: PreTrainedModel) -> dict[str, np.ndarray]:
@@ -49,7 +52,7 @@ def tensors_of(model: PreTrainedModel) -> dict[str, np.ndarray]:
     config = model.config
     name = OTHER_NAMES.get(config.model_type, config.model_type)
     processor = TENSOR_PROCESSORS.get(name, TensorProcessor)(config=config.to_dict())
-    model_type = "llama" if name == "mistral" else None
+    model_type = "llama" if name in ("mistral", "llama") else None
     names = get_gguf_hf_weights_map(model, processor, model_type)
     weights, tensors = dict(model.named_parameters()), {}
     for of_file, own in names.items():
@@ -58,25 +61,45 @@ def tensors_of(model: PreTrainedModel) -> dict[str, np.ndarray]:
         tensor = weights[own].detach().float()
         if isinstance(model.get_submodule(own.rpartition(".")[0]), Conv1D):
             tensor = tensor.T if tensor.ndim > 1 else tensor
-        if own.endswith("gate_up_proj") and "_exps" in of_file:
-            tensor = tensor.chunk(2, dim=1)["up_exps" in of_file]
-        if "_exps" in of_file:
-            of_file = f"{of_file}.weight"
+        if ".experts." in own:
+            continue
+        tensor = tensor[0] if "gate_inp_shexp" in of_file else tensor
         change = CHANGES.get(config.model_type, lambda _config, _name, tensor: tensor)
         tensors[of_file] = np.ascontiguousarray(change(config, of_file, tensor.numpy()))
+    for number, layer in enumerate(model.base_model.layers if hasattr(model.base_model, "layers") else ()):
+        if experts := getattr(getattr(layer, "mlp", None), "experts", None):
+            tensors |= {f"blk.{number}.ffn_{name}": tensor for name, tensor in experts_of(experts)}
     return tensors
+
+
+def experts_of(experts: torch.nn.Module) -> Iterator[tuple[str, np.ndarray]]:
+    """The weights of all experts of a layer, outputs first, and their biases, each kind as one tensor."""
+    for own, parameter in experts.named_parameters():
+        end = "bias" if own.endswith("_bias") else "weight"
+        tensor = parameter.detach().float()
+        tensor = tensor.mT if experts.is_transposed and end == "weight" else tensor
+        if own.startswith("gate_up"):
+            gates = (tensor[:, 0::2], tensor[:, 1::2]) if not experts.is_concatenated else tensor.chunk(2, 1)
+            for kind, one in zip(("gate", "up"), gates, strict=True):
+                yield f"{kind}_exps.{end}", np.ascontiguousarray(one)
+        else:
+            yield f"down_exps.{end}", np.ascontiguousarray(tensor)
 
 
 def fields_of(model: PreTrainedModel) -> dict:
     """What llama.cpp says of a model's configuration, as far as transformers reads it, and of its rotary embeddings."""
     config = model.config
-    said = GGUF_CONFIG_MAPPING[{"gemma3_text": "gemma3"}.get(config.model_type, config.model_type)]
+    said = GGUF_CONFIG_MAPPING[{"gemma3_text": "gemma3", "mixtral": "llama"}.get(config.model_type, config.model_type)]
+    if config.model_type == "mixtral":
+        said = {**said, "expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
     fields = {field: getattr(config, name, None) for field, name in said.items() if name not in (None, "rope_theta")}
     fields["context_length"] = getattr(config, "max_position_embeddings", None)
     fields["expert_feed_forward_length"] = getattr(config, "moe_intermediate_size", None)
+    fields["expert_shared_feed_forward_length"] = getattr(config, "shared_expert_intermediate_size", None)
     fields["attention.sliding_window"] = getattr(config, "sliding_window", None)
     for field in ("attn_logit_softcapping", "final_logit_softcapping"):
         fields[field] = getattr(config, field, None)
+    fields.pop("sliding_window", None)  # by which transformers, not llama.cpp, knows that of GPT-OSS
     if getattr(config, "multi_query", False):
         fields |= {"attention.head_count_kv": 1, "feed_forward_length": config.ffn_hidden_size}
     for own in ("layer_norm_epsilon", "norm_eps"):

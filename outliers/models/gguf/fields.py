@@ -116,7 +116,9 @@ FIELDS = {
     "decoder_start_token_id": Field(("decoder_start_token_id",), _any),
     "expert_count": Field(("num_experts", "num_local_experts")),
     "expert_used_count": Field(("num_experts_per_tok",)),
-    "expert_feed_forward_length": Field(("moe_intermediate_size",)),
+    "expert_feed_forward_length": Field(
+        ("moe_intermediate_size",), lambda value, config: value == config.intermediate_size
+    ),
     "expert_shared_feed_forward_length": Field(("shared_expert_intermediate_size",)),
     "expert_shared_count": Field(("n_shared_experts",)),
     "expert_weights_norm": Field(("norm_topk_prob",), _only(False)),

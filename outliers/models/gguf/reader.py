@@ -8,6 +8,7 @@ import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Collection
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,7 @@ import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError, first_of
+from outliers.models.gguf.experts import expert_tensors, joined
 from outliers.models.gguf.fields import say_fields, with_one_value
 from outliers.models.gguf.header import Header, Tensor, read_header, refusals, remembered
 from outliers.models.gguf.rotary import FREQUENCIES, say_rotary_parameters
@@ -32,7 +34,7 @@ from outliers.models.stored.tensors import Lazy
 PROJECTIONS = ("attn_output", "ffn_gate", "ffn_down")  # whose biases may be missing while others, see BIASES, exist
 MODEL_TYPES = (  # of configurations whose models are read, which tests compare with transformers' own
     *("gpt2", "bloom", "llama", "mistral", "qwen2", "qwen3", "phi3", "stablelm", "starcoder2", "gemma2"),
-    *("gemma3_text", "falcon", "qwen3_moe", "gpt_oss", "t5", "umt5"),
+    *("gemma3_text", "falcon", "qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss", "t5", "umt5"),
 )
 ALIGNED = 64  # bytes at whose multiples tensors of torch begin
 KINDS = {  # types of fields by their Python types
@@ -72,6 +74,9 @@ def _read_config(file: Path) -> tuple[PretrainedConfig, list[str]]:
         writer.write_tensors_to_file()
         writer.close()
         config = AutoConfig.from_pretrained(folder, gguf_file="header.gguf", local_files_only=True)
+    if header.architecture == "llama" and header.of_model("expert_count"):  # for llama.cpp no type of its own
+        fields = AutoConfig.for_model("mixtral").to_dict().keys() & config.to_dict().keys() - {"model_type"}
+        config = AutoConfig.for_model("mixtral", **{name: getattr(config, name) for name in fields})
     if header.of_model("vocab_size") is None:
         config.vocab_size = next(tensor.shape[0] for tensor in header.tensors if tensor.name == "token_embd.weight")
     if hasattr(config, "dense_act_fn"):
@@ -144,16 +149,24 @@ def read_tensors(file: Path, model: PreTrainedModel) -> dict[str, Lazy]:
         inside = {name.removeprefix(prefix): None for name in expected if name.startswith(prefix)}
         base = _Names(model.config, inside, {})
         names = _Names(model.config, expected, {model.base_model_prefix: base})
-        own_names = get_gguf_hf_weights_map(names, processor)
-        parts = defaultdict(list)
-        for tensor in header.tensors:
+        own_names = get_gguf_hf_weights_map(names, processor, header.architecture)
+        of_experts = expert_tensors(model, header.tensors)
+        parts = defaultdict(list, {own_name: of_it for own_name, (of_it, _) in of_experts.items()})
+        placed = {tensor.name for of_it in parts.values() for tensor in of_it}
+        for tensor in (one for one in header.tensors if one.name not in placed):
             parts[next((own_names[name] for name in _names(tensor) if name in own_names), None)].append(tensor)
         others = [own_name for own_name in parts if own_name not in expected]
         unused = [tensor.name for own_name in others for tensor in parts.pop(own_name) if tensor.name != FREQUENCIES]
         zeros = _without_biases(own_names, expected.keys() - parts.keys())
         _check_complete(model, parts, unused, file, zeros)
+
+        def made(own_name: str) -> Callable[[list[Tensor]], torch.Tensor]:
+            if own_name in of_experts:
+                return partial(joined, of_experts[own_name][1], header)
+            return partial(_processed, header, own_name, processor.process)
+
         return {
-            own_name: _lazy(header, own_name, tuple(expected[own_name].shape), of_it, processor.process)
+            own_name: _lazy(header, own_name, tuple(expected[own_name].shape), of_it, made(own_name))
             for own_name, of_it in parts.items()
         } | {own_name: _zeros(own_name, tuple(expected[own_name].shape)) for own_name in zeros}
 
@@ -175,19 +188,12 @@ def _zeros(own_name: str, shape: tuple[int, ...]) -> Lazy:
     return Lazy(own_name, shape, "F32", [], lambda: torch.zeros(shape))
 
 
-def _lazy(header: Header, own_name: str, shape: tuple[int, ...], parts: list[Tensor], process: Callable) -> Lazy:
-    """Return a tensor of a model; process: the function of transformers that undoes llama.cpp's changes to a tensor."""
+def _lazy(header: Header, own_name: str, shape: tuple[int, ...], parts: list[Tensor], make: Callable) -> Lazy:
+    """Return a tensor of a model; make: makes it of its parts in the file."""
 
     def read() -> torch.Tensor:
         with refusals(header.file.path):
-            parsed = {"tensors": {}}  # processors put tensors made from several parts here
-            mapping = {name: own_name for part in parts for name in _names(part)}
-            for part in parts:
-                made = process(header.read(part), part.name, tensor_key_mapping=mapping, parsed_parameters=parsed)
-            if made.name is None:
-                tensor = parsed["tensors"][own_name]
-            else:
-                tensor = torch.from_numpy(np.require(made.weights, requirements=["C", "W"]))
+            tensor = make(parts)
             if tensor.data_ptr() % ALIGNED:  # alignment affects how some processors round products
                 tensor = tensor.clone()
             if tensor.shape != shape:
@@ -195,6 +201,14 @@ def _lazy(header: Header, own_name: str, shape: tuple[int, ...], parts: list[Ten
             return tensor
 
     return Lazy(own_name, shape, "F32", [(header.file, part.start, part.end) for part in parts], read)
+
+
+def _processed(header: Header, own_name: str, process: Callable, parts: list[Tensor]) -> torch.Tensor:
+    """Read a tensor; process: the function of transformers that undoes llama.cpp's changes to it."""
+    (part,) = parts
+    mapping = dict.fromkeys(_names(part), own_name)
+    made = process(header.read(part), part.name, tensor_key_mapping=mapping, parsed_parameters={"tensors": {}})
+    return torch.from_numpy(np.require(made.weights, requirements=["C", "W"]))
 
 
 def _check_complete(

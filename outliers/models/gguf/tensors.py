@@ -16,6 +16,7 @@ ARCHITECTURES = {
     "mixtral": "llama",
     "modernbert": "modern-bert",
     "mt5": "t5",
+    "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "umt5": "t5",
 }

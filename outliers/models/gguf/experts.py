@@ -1,0 +1,46 @@
+"""Weights of experts in GGUF files: one tensor of all experts of a layer for each kind of projection."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from outliers.models.anatomy import layers_of
+from outliers.models.gguf.header import Header, Tensor
+
+NAME = re.compile(r"blk\.(?P<layer>\d+)\.ffn_(?P<kind>gate|up|down)_exps\.(?P<end>weight|bias)")
+
+
+def expert_tensors(model: PreTrainedModel, tensors: Iterable[Tensor]) -> dict[str, tuple[list[Tensor], nn.Module]]:
+    """Return the tensors of a file that each parameter of experts consists of, and the module of the parameter.
+
+    Gates come before what they multiply. A parameter of which the file lacks a tensor is left out.
+    """
+    found = defaultdict(dict)
+    for tensor in tensors:
+        if match := NAME.fullmatch(tensor.name):
+            found[int(match["layer"]), match["end"]][match["kind"]] = tensor
+    parts = {}
+    for layer in (layer for layer in layers_of(model) if layer.anatomy.experts):
+        path = f"{layer.path}.{layer.anatomy.experts}"
+        experts = model.get_submodule(path)
+        kinds = {"gate_up_proj": ("gate", "up")} if experts.has_gate else {"up_proj": ("up",)}
+        for name, needed in {**kinds, "down_proj": ("down",)}.items():
+            for end, suffix in (("weight", ""), ("bias", "_bias")):
+                there = found[layer.number, end]
+                if there.keys() >= {*needed}:
+                    parts[f"{path}.{name}{suffix}"] = [there[kind] for kind in needed], experts
+    return parts
+
+
+def joined(experts: nn.Module, header: Header, parts: list[Tensor]) -> torch.Tensor:
+    """Return a parameter of all experts as its module has it."""
+    tensors = [torch.from_numpy(header.read(part)) for part in parts]
+    if len(tensors) > 1:
+        whole = torch.cat(tensors, 1) if experts.is_concatenated else torch.stack(tensors, 2).flatten(1, 2)
+    else:
+        (whole,) = tensors
+    return whole.mT.contiguous() if experts.is_transposed and whole.ndim > 2 else whole
