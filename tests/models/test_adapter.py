@@ -24,6 +24,10 @@ KINDS = {  # a model, and how it is adapted
     "conv1d": ("gpt2", peft.LoraConfig, {"target_modules": ["c_attn"], "fan_in_fan_out": True}),
     "whole": ("llama", peft.LoraConfig, {"target_modules": ["o_proj"], "modules_to_save": ["lm_head"]}),
     "loha": ("llama", peft.LoHaConfig, {"target_modules": ["k_proj"]}),
+    "biases": ("opt", peft.LoraConfig, {"target_modules": ["q_proj", "fc2"], "lora_bias": True}),
+    "scales": ("opt", peft.IA3Config, {"target_modules": ["k_proj", "fc2"], "feedforward_modules": ["fc2"]}),
+    "norms": ("opt", peft.LNTuningConfig, {"target_modules": ["self_attn_layer_norm"]}),
+    "embedding": ("llama", peft.LoraConfig, {"target_modules": ["embed_tokens", "lm_head"]}),
 }
 
 
@@ -32,10 +36,11 @@ def adapted(kind: str, folder):
     name, config, fields = KINDS[kind]
     make_model(name).save_pretrained(folder)
     base = AutoModelForCausalLM.from_pretrained(folder)
-    model = peft.get_peft_model(base, config(r=4, **fields))
+    rank = {"r": 4} if "r" in config.__dataclass_fields__ else {}
+    model = peft.get_peft_model(base, config(**rank, **fields))
     torch.manual_seed(1)
-    for own, parameter in model.named_parameters():
-        if "lora_" in own or "hada_" in own or "modules_to_save" in own:
+    for parameter in model.parameters():
+        if parameter.requires_grad:
             parameter.data += 0.2 * torch.randn_like(parameter)
     model.save_pretrained(folder)
     return model.merge_and_unload()

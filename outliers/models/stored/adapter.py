@@ -14,7 +14,8 @@ from outliers.models.stored.tensors import Lazy, printable, read_safetensors
 from outliers.models.weight_files import ADAPTER, ADAPTER_WEIGHTS, adapter_fields, adapter_in_words, regular_file
 
 PLAIN_STARTS = (True, False, "gaussian", "orthogonal", None)  # of LoRA; others change the base weights too
-UNREAD = ("target_parameters", "trainable_token_indices", "bias")  # settings for changes other than of modules' weights
+# Settings for changes other than of modules' parameters.
+UNREAD = ("target_parameters", "trainable_token_indices", "bias", "alora_invocation_tokens")
 
 
 def merged(tensors: dict[str, Lazy], config: PretrainedConfig, folder: Path) -> dict[str, Lazy]:
@@ -34,16 +35,20 @@ def merged(tensors: dict[str, Lazy], config: PretrainedConfig, folder: Path) -> 
         raise UserError(f"the adapter in '{folder}' began as {shown(start)}, by other weights than these; {by_peft}")
     base = skeleton(config, torch.float32)
     ties = {*base.all_tied_weights_keys, *base.all_tied_weights_keys.values()}
-    layers = _by_peft(base, folder, fields, weights)
+    layers, replaced = _by_peft(base, folder, fields, weights)
     if tied := sorted(ties & layers.keys()):
         raise UserError(f"the adapter in '{folder}' changes a tied weight ({first_of(tied)}); {by_peft}")
     if absent := sorted(layers.keys() - tensors.keys()):
         raise UserError(f"the adapter in '{folder}' is of another model: its weights lack {first_of(absent)}")
-    return tensors | {name: _lazy(tensors[name], layer, name) for name, layer in layers.items()}
+    plain = tensors | replaced
+    return plain | {name: _lazy(plain, layer, name) for name, layer in layers.items()}
 
 
-def _by_peft(base: PreTrainedModel, folder: Path, fields: dict, weights: Path) -> dict[str, nn.Module]:
-    """Return PEFT's layers in place of the modules that an adapter changes, by the names of their weights."""
+def _by_peft(
+    base: PreTrainedModel, folder: Path, fields: dict, weights: Path
+) -> tuple[dict[str, nn.Module], dict[str, Lazy]]:
+    """Return PEFT's layers in place of the modules that an adapter changes, by the names of their parameters, and the
+    weights of such modules that the adapter holds whole, as PEFT saves embeddings."""
     try:
         from peft import PeftConfig, PeftModel, get_peft_model_state_dict
         from peft.tuners.tuners_utils import BaseTunerLayer
@@ -61,8 +66,17 @@ def _by_peft(base: PreTrainedModel, folder: Path, fields: dict, weights: Path) -
         model = PeftModel.from_pretrained(base, folder, config=settings, low_cpu_mem_usage=True)
         _, stored = read_safetensors(weights, lambda: refusals(str(folder), part="the adapter of "))
         expected = get_peft_model_state_dict(model, save_embedding_layers=False)
+    layers, replaced = {}, {}
+    for path, module in model.base_model.model.named_modules():
+        if isinstance(module, BaseTunerLayer):
+            layers |= {f"{path}.{name}": module for name, _ in module.get_base_layer().named_parameters()}
+        elif isinstance(module, ModulesToSaveWrapper):
+            layers |= {f"{path}.{name}": module for name, _ in module.original_module.named_parameters()}
     for lazy in stored:
-        if lazy.name not in expected or lazy.shape != expected[lazy.name].shape:
+        own = lazy.name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+        if ".base_layer." in lazy.name and own in layers:
+            replaced[own] = lazy
+        elif lazy.name not in expected or lazy.shape != expected[lazy.name].shape:
             raise UserError(
                 f"the adapter in '{folder}' holds '{printable(lazy.name)}' of the shape {lazy.shape}, and its "
                 f"{ADAPTER} asks for none such; download it again"
@@ -71,27 +85,26 @@ def _by_peft(base: PreTrainedModel, folder: Path, fields: dict, weights: Path) -
         raise UserError(
             f"the adapter in '{folder}' lacks {len(absent)} tensors ({first_of(absent)}); download it again"
         )
-    layers = {}
-    for path, module in model.base_model.model.named_modules():
-        if isinstance(module, BaseTunerLayer):
-            layers[f"{path}.weight"] = module
-        elif isinstance(module, ModulesToSaveWrapper):
-            layers |= {f"{path}.{name}": module for name, _ in module.original_module.named_parameters()}
-    return layers
+    return layers, replaced
 
 
-def _lazy(plain: Lazy, layer: nn.Module, name: str) -> Lazy:
-    """Return a weight, float32, into which a PEFT layer merges its adapter when it is read."""
+def _lazy(plain: dict[str, Lazy], layer: nn.Module, name: str) -> Lazy:
+    """Return a parameter, float32, into which a PEFT layer merges its adapter when it is read.
+
+    plain: the parameters without the adapter, by name.
+    """
+    path, _, own = name.rpartition(".")
 
     def read() -> torch.Tensor:
         if hasattr(layer, "original_module"):  # the adapter replaces the whole module
             (kept,) = layer.modules_to_save.values()
-            return kept.get_parameter(name.rpartition(".")[2]).detach().float().clone()
+            return kept.get_parameter(own).detach().float().clone()
         merging = copy.deepcopy(layer)
         whole = merging.get_base_layer()
-        whole.weight = nn.Parameter(plain.read().float(), requires_grad=False)
+        for part, _ in [*whole.named_parameters()]:
+            setattr(whole, part, nn.Parameter(plain[f"{path}.{part}"].read().float(), requires_grad=False))
         with torch.no_grad():
             merging.merge()
-        return whole.weight.data
+        return merging.get_base_layer().get_parameter(own).data  # another module than before where norms are merged
 
-    return plain._replace(dtype="F32", read=read)
+    return plain[name]._replace(dtype="F32", read=read)
