@@ -299,19 +299,22 @@ def residual_hooks(
 def expert_hooks(
     model: PreTrainedModel,
     see_units: Callable[[int, int, torch.Tensor, torch.Tensor], None],
-    see_output: Callable[[int, int, torch.Tensor, torch.Tensor], None] = lambda *_seen: None,
+    see_expert: Callable[[int, int, torch.Tensor, torch.Tensor, torch.Tensor], None] = lambda *_seen: None,
     only: int | None = None,
 ) -> AbstractContextManager[None]:
     """Call functions with the inputs and outputs of each expert of all layers, or of one.
 
-    see_units, see_output: called as `see(layer, expert, tokens, x)` with the positions of its tokens, int64 (n,), and
-    the input of its last projection (n, units), or its output to the residual stream (n, features).
+    see_units: called as `see_units(layer, expert, tokens, x)` with the positions of its tokens, int64 (n,), and the
+    input of its last projection (n, units). see_expert: called as `see_expert(layer, expert, tokens, x, output)` with
+    the states that it reads and its output to the residual stream, (n, features) each.
     """
 
     def on(layer: int, number: int, expert: nn.Module) -> Iterator[RemovableHandle]:
         *_, last = expert.children()
         yield last.register_forward_pre_hook(lambda _module, inputs: see_units(layer, number, expert.tokens, inputs[0]))
-        yield expert.register_forward_hook(lambda _module, inputs, output: see_output(layer, number, inputs[1], output))
+        yield expert.register_forward_hook(
+            lambda _module, inputs, output: see_expert(layer, number, inputs[1], inputs[0], output)
+        )
 
     return attached(
         handle

@@ -2,13 +2,14 @@
 
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import gguf
 import numpy as np
 
 from outliers.errors import UserError
 from outliers.files import write_whole
-from outliers.models.gguf.tensors import tensor_names
+from outliers.models.gguf.tensors import architecture_of, tensor_names
 
 
 class _Writer(gguf.GGUFWriter):
@@ -16,11 +17,19 @@ class _Writer(gguf.GGUFWriter):
         """Write no architecture: importance matrices have none."""
 
 
-def write_imatrix(path: Path, sums: dict[str, np.ndarray], tokens: int, text: str, chunks: int, block: int) -> None:
-    """Write the sums of squares (features,) of the inputs of weights, by name, and the number of tokens they are summed
-    over.
+class Sums(NamedTuple):
+    """The sums of squares (matrices, features) of the inputs of a weight, which has a matrix for each expert or is one,
+    and the numbers of tokens that they are summed over (matrices,)."""
 
-    In the file, NAME.in_sum2 is float32 (1, features) and NAME.counts float32 (1, 1), where NAME is that of the weight.
+    squares: np.ndarray
+    tokens: np.ndarray
+
+
+def write_imatrix(path: Path, sums: dict[str, Sums], text: str, chunks: int, block: int) -> None:
+    """Write the sums of the inputs of weights, by the names of the weights.
+
+    In the file, NAME.in_sum2 is float32 (matrices, features) and NAME.counts float32 (matrices, 1), where NAME is that
+    of the weight.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "imatrix.gguf"
@@ -30,8 +39,8 @@ def write_imatrix(path: Path, sums: dict[str, np.ndarray], tokens: int, text: st
         writer.add_uint32(gguf.Keys.IMatrix.CHUNK_COUNT, chunks)
         writer.add_uint32(gguf.Keys.IMatrix.CHUNK_SIZE, block)
         for name in sorted(sums):
-            writer.add_tensor(f"{name}.in_sum2", sums[name][None].astype(np.float32))
-            writer.add_tensor(f"{name}.counts", np.array([[tokens]], np.float32))
+            writer.add_tensor(f"{name}.in_sum2", sums[name].squares.astype(np.float32))
+            writer.add_tensor(f"{name}.counts", sums[name].tokens[:, None].astype(np.float32))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -39,7 +48,7 @@ def write_imatrix(path: Path, sums: dict[str, np.ndarray], tokens: int, text: st
         write_whole(path, file.read_bytes())
 
 
-def by_weight(architecture: str, read: list[tuple[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def by_weight(architecture: str, read: list[tuple[str, Sums]]) -> dict[str, Sums]:
     """Return the sums of modules' inputs by the names of their weights in GGUF files; raise UserError if there are
     none."""
     if not read:
@@ -47,4 +56,11 @@ def by_weight(architecture: str, read: list[tuple[str, np.ndarray]]) -> dict[str
     names = tensor_names(architecture, (module for module, _ in read))
     if not names:
         raise UserError(f"none of the traced states is read by a weight of a GGUF file of '{architecture}'")
-    return {names[module]: squares for module, squares in read if module in names}
+    return {names[module]: sums for module, sums in read if module in names}
+
+
+def of_experts(architecture: str, layer: int, states: Sums, units: Sums) -> dict[str, Sums]:
+    """Return the sums of the inputs of all experts of a layer by the names of their weights in GGUF files."""
+    kinds, known = gguf.MODEL_TENSOR, gguf.MODEL_TENSORS[architecture_of(architecture)]
+    read = {kinds.FFN_GATE_EXP: states, kinds.FFN_UP_EXP: states, kinds.FFN_DOWN_EXP: units}
+    return {f"{gguf.TENSOR_NAMES[kind].format(bid=layer)}.weight": read[kind] for kind in read if kind in known}

@@ -26,7 +26,7 @@ from outliers.errors import UserError, first_of, shown
 from outliers.tracing import tokens
 from outliers.tracing.frame import Frame
 from outliers.tracing.sketch import KEYED, quantiles, unpack_keys
-from outliers.tracing.statistics import BY_POSITION, OF_EXPERTS, ON_STREAM, STREAM, combine, states_of_tokens, views
+from outliers.tracing.statistics import BY_POSITION, ON_STREAM, STREAM, combine, states_of_tokens, views
 
 PLACE = ["feature", "position", "token"]
 NAMED = 8  # outlier features in the printed form of a trace
@@ -64,7 +64,8 @@ class Trace:
     massive activations; residual.massive_positions (T,), _tokens (V,) | | attention.sinks | (L, T) int64 | heads for
     which a position is a sink; attention.sinks_tokens (V,) | | text.sequences | (T,) int64 | sequences that reach a
     position | | experts.tokens | (L, E) int64 | tokens that each expert got; 0 in layers without experts | |
-    experts.max, experts.hits | (L, E, units) float32, int64 | as ROLE's, of what its last projection reads | |
+    experts.max, experts.hits, experts.squares | (L, E, units) float32, int64, float32 | as ROLE's, of what its last
+    projection reads; experts.state_squares (L, E, features) | |
     experts.largest | (L · E, 5) float64 | as ROLE.largest, of what an expert adds to the residual stream |
 
     and, if tokens were traced, statistics of the n token ids that occurred, where position 0 counts as a token of its
@@ -211,8 +212,8 @@ class Trace:
         """Write an importance matrix for `llama-quantize --imatrix`.
 
         It has the sums of squares of each projection's inputs, by the name of its weight in GGUF files
-        (docs/names.md#importance-matrices). Experts of a mixture, each of which reads only some tokens, have none.
-        Features that never fire are logged.
+        (docs/names.md#importance-matrices), for each expert over the tokens that it got. Features that never fire are
+        logged.
 
         Args:
             path: of the file.
@@ -223,11 +224,16 @@ class Trace:
             UserError: llama.cpp does not know the architecture, none of the projections was traced, the trace is of an
                 earlier version, the floor is negative, or the file cannot be written.
         """
-        from outliers.tracing.imatrix import by_weight, write_imatrix  # which imports gguf
+        from outliers.tracing.imatrix import Sums, by_weight, of_experts, write_imatrix  # which imports gguf
 
-        path, least = Path(path), self.positions * (check_threshold("floor", floor, DEAD) if floor else 0)
+        path, least = Path(path), check_threshold("floor", floor, DEAD) if floor else 0
+
+        def sums(squares: torch.Tensor, tokens: torch.Tensor) -> Sums:
+            return Sums(squares.numpy().clip(least * tokens.numpy()[:, None]), tokens.numpy())
+
+        every = torch.tensor([self.positions])
         read = [
-            (module, squares[there].numpy().clip(least))
+            (module, sums(squares[None, there], every))
             for role, of_layers in self.modules.items()
             if role != RESIDUAL
             for modules, squares, there in zip(
@@ -235,8 +241,15 @@ class Trace:
             )
             for module in modules
         ]
-        sums, text = by_weight(self.architecture, read), str(self.about.get("text", UNKNOWN))
-        write_imatrix(path, sums, self.positions, text, self.sequences, self.block)
+        found = by_weight(self.architecture, read)
+        if self.experts:
+            names = ("tokens", "state_squares", "squares")
+            for layer, tokens, states, units in zip(
+                self._numbers, *(self.statistics[f"experts.{name}"] for name in names), strict=True
+            ):
+                if tokens.any():
+                    found |= of_experts(self.architecture, layer, sums(states, tokens), sums(units, tokens))
+        write_imatrix(path, found, str(self.about.get("text", UNKNOWN)), self.sequences, self.block)
         dead = self.dead_features().groupby(["role", "layer"], sort=False)["feature"].agg(list)
         if len(dead):
             width = sum(squares.numel() for name, squares in self.statistics.items() if name.endswith(".squares"))
@@ -247,7 +260,12 @@ class Trace:
                 "longer text may reach them"
             )
         if self.experts:
-            logger.warning(f"'{path.name}' has no entry for the experts of this model, each of which reads some tokens")
+            sent = self.statistics["experts.tokens"]
+            if unused := int((sent[sent.any(1)] == 0).sum()):
+                logger.warning(
+                    f"{unused} of {sent.any(1).sum() * self.experts:,} experts got no token of this text; in "
+                    f"'{path.name}' they have counts of 0, for which llama.cpp weighs all features alike"
+                )
 
     def dead_features(self) -> Frame:
         """Return one row per `layer`, `role` and `feature` that never fires: its mean square over the text is below
@@ -274,7 +292,9 @@ class Trace:
         """
         if not self.experts:
             raise UserError("this trace has no experts; expected that of a mixture of experts, by this version")
-        sent, units, hits, largest = (self.statistics[f"experts.{name}"] for name in OF_EXPERTS)
+        sent, units, hits, largest = (
+            self.statistics[f"experts.{name}"] for name in ("tokens", "max", "hits", "largest")
+        )
         index = pd.MultiIndex.from_product([self._numbers, range(self.experts)], names=["layer", "expert"])
         most = units.flatten(0, 1).max(1)
         frequent = (hits >= POSITIONS * sent[..., None]) & (hits > 0)

@@ -24,8 +24,8 @@ def _of_layers(table: dict[str, tuple]) -> Table:
     }
 
 
-# Statistic: dtype and shape (L layers, T positions, h features of the state, E experts, u units of each, X experts of
-# all layers, V token ids, n of them that occurred).
+# Statistic: dtype and shape (L layers, T positions, h features of the state, E experts, u units of each, s features of
+# the state that they read, X experts of all layers, V token ids, n of them that occurred).
 OF_ROLE, OF_STREAM = _of_layers(states.STATISTICS), {"magnitude": (torch.float64, "Th")}
 OF_VIEW = dict.fromkeys(("layers_hit", "positions_hit"), (torch.int64, "h"))
 OF_RESIDUAL = _of_layers(states.RESIDUAL) | {
@@ -38,6 +38,8 @@ OF_EXPERTS = {
     "tokens": (torch.int64, "LE"),
     "max": (torch.float32, "LEu"),
     "hits": (torch.int64, "LEu"),
+    "squares": (torch.float32, "LEu"),
+    "state_squares": (torch.float32, "LEs"),
     "largest": (torch.float64, ("X", 5)),
 }
 OF_TOKENS = dict.fromkeys(("ids", "positions"), (torch.int64, "n"))

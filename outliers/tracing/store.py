@@ -113,7 +113,9 @@ def check_statistics(header: Header, statistics: dict[str, torch.Tensor]) -> Non
     if unknown := sorted(set(statistics) - expected):
         raise ValueError(f"it has an unknown statistic {unknown[0][:60]}")
     sizes = {"T": header.block, "L": len(statistics["residual.largest"]), "E": header.experts}
-    sizes |= {"u": statistics["experts.max"].shape[-1], "X": sizes["L"] * sizes["E"]} if header.experts else {}
+    if header.experts:
+        units, features = (statistics[f"experts.{name}"].shape[-1] for name in ("max", "state_squares"))
+        sizes |= {"u": units, "s": features, "X": sizes["L"] * sizes["E"]}
     if any(len(of_layers) != sizes["L"] for of_layers in header.modules.values()):
         raise ValueError("its modules are not those of its layers")
     for role, widths in header.widths.items():

@@ -139,7 +139,10 @@ def traces(
     blocks = list(blocks) if is_streamed(model) else blocks
     by_token = ["residual.massive_tokens", *["attention.sinks_tokens"] * attention]
     vocabulary, names = family_of(model.config).vocabulary(model.config), partial(named_ids, model.config, tokens)
-    experts = {layer: number_of(one) for layer, one in experts_of(model).items()}
+    experts = {
+        layer: {"E": number_of(one), "s": shape_of(next(one.get_submodule("0").children()))[1]}
+        for layer, one in experts_of(model).items()
+    }
     observers = []
     for view, roles in views:
         at_once, room, device = (1, 0), torch.zeros, device_of(model)
@@ -284,11 +287,11 @@ class _TraceObserver:
         at_once: tuple[int, int],
         room: Callable,
         names: Callable[[Iterable[int]], dict] | None,
-        experts: dict[int, int],
+        experts: dict[int, dict[str, int]],
     ):
         """counts: zeros by token id (V,). at_once: how many sequences take turns, and the tokens of the longest one,
         as far as known. room: allocates zeros that are kept. names: function of ids, if tokens are traced. experts:
-        number of experts by layer that has some."""
+        by layer that has some, the number of experts, E, and of the features that they read, s."""
         self.view = view
         self.roles, self.alpha, self.total, self.room, self.names = roles, alpha, counts, room, names
         self.at_once, self.block = at_once
@@ -368,25 +371,27 @@ class _TraceObserver:
 
     def see_units(self, layer: int, expert: int, _tokens: torch.Tensor, x: torch.Tensor) -> None:
         of_layer, magnitudes = self._of_experts(layer, x.shape[1], x.device), x.abs().float()
+        of_layer["squares"][expert] += magnitudes.square().sum(0)
         of_layer["max"][expert] = torch.maximum(of_layer["max"][expert], magnitudes.amax(0))
         of_layer["hits"][expert] += (magnitudes >= self.alpha).sum(0)
 
-    def see_expert(self, layer: int, expert: int, tokens: torch.Tensor, x: torch.Tensor) -> None:
-        """Record an expert's output to the residual stream, (n, features), at its tokens (n,)."""
+    def see_expert(self, layer: int, expert: int, tokens: torch.Tensor, x: torch.Tensor, output: torch.Tensor) -> None:
+        """Record what an expert reads and adds to the residual stream, (n, features) each, at its tokens (n,)."""
         of_layer = self.experts[layer]
         of_layer["tokens"][expert] += len(tokens)
-        magnitudes = x.abs().flatten()
+        of_layer["state_squares"][expert] += x.float().square().sum(0)
+        magnitudes = output.abs().flatten()
         at = magnitudes.argmax()
-        row, feature = at // x.shape[1], at % x.shape[1]
+        row, feature = at // output.shape[1], at % output.shape[1]
         position = tokens[row]
-        found = (magnitudes[at], x.flatten()[at], feature, position, self.ids.to(x.device)[position])
+        found = (magnitudes[at], output.flatten()[at], feature, position, self.ids.to(x.device)[position])
         found, known = torch.stack([value.double() for value in found]), of_layer["largest"][expert]
         of_layer["largest"][expert] = torch.where(found[0] > known[0], found, known)
 
     def _of_experts(self, layer: int, units: int, device: torch.device) -> dict[str, torch.Tensor]:
         """Return the statistics of the experts of a layer, zeros at first."""
         if layer not in self.experts:
-            sizes = {"E": self.experts_in[layer], "u": units, "X": self.experts_in[layer]}
+            sizes = self.experts_in[layer] | {"u": units, "X": self.experts_in[layer]["E"]}
             self.experts[layer] = {
                 name: torch.zeros([sizes.get(size, size) for size in shape if size != "L"], dtype=dtype, device=device)
                 for name, (dtype, shape) in OF_EXPERTS.items()

@@ -1,5 +1,7 @@
 """Importance matrices: read back by gguf, against sums that plain hooks of torch add up."""
 
+import re
+
 import gguf
 import numpy as np
 import pytest
@@ -8,7 +10,8 @@ import torch
 import outliers
 from outliers.commands.trace import OneModel
 from outliers.errors import UserError
-from outliers.models.anatomy import readers
+from outliers.models.anatomy import projections, readers
+from outliers.models.anatomy.experts import call_by_projection
 from tests.conftest import few_kinds
 from tests.gguf_files import tensors_of
 from tests.small_models import inputs_of, make_model, make_tokenizer, trace_model
@@ -50,7 +53,7 @@ def test_every_projection_has_the_sum_of_its_squares(case, blocks, tmp_path):
     _, tensors = read(tmp_path / "imatrix.gguf")
     names = {path: name for name, path in _paths(model).items()}
     expected = {names[path]: of_path for path, of_path in sums(model, blocks).items() if path in names}
-    assert weights_of(tensors) == expected.keys()
+    assert {name for name in weights_of(tensors) if "_exps" not in name} == expected.keys()
     for name, of_projection in expected.items():
         found = tensors[f"{name}.in_sum2"]
         assert found.dtype == np.float32
@@ -108,9 +111,32 @@ def test_what_fires_is_not_said(blocks, tmp_path, caplog):
         trace.save_imatrix(tmp_path / "imatrix.gguf", -1)
 
 
-def test_experts_without_an_entry_are_said(blocks, tmp_path, caplog):
-    outliers.trace(make_model("mixtral"), blocks).save_imatrix(tmp_path / "imatrix.gguf")
-    assert "'imatrix.gguf' has no entry for the experts of this model" in caplog.text
+@pytest.mark.parametrize("case", ["mixtral", "gpt-oss"])
+def test_experts_have_the_sums_over_their_tokens(case, blocks, tmp_path, caplog):
+    """In llama.cpp's tensors of all experts of a layer, each with a count of its own."""
+    model = make_model(case)
+    outliers.trace(model, blocks).save_imatrix(tmp_path / "imatrix.gguf")
+    _, tensors = read(tmp_path / "imatrix.gguf")
+    experts = {one.path: one.module for one in projections(model) if one.expert is not None}
+    call_by_projection(model)
+    with torch.no_grad(), inputs_of(experts) as seen:
+        for block in blocks:
+            model(block[None], use_cache=False)
+    for path, xs in seen.items():
+        layer, number, name = re.fullmatch(r".*layers\.(\d)\.mlp\.experts\.(\d)\.(.*)_proj", path).groups()
+        for kind in ("gate", "up") if name == "gate_up" else ("down",):
+            of_file = f"blk.{layer}.ffn_{kind}_exps.weight"
+            assert tensors[f"{of_file}.counts"][int(number)].tolist() == [sum(map(len, xs))]
+            expected = sum(x.double().square().sum(0) for x in xs)
+            assert np.allclose(tensors[f"{of_file}.in_sum2"][int(number)], expected, rtol=1e-5)
+    assert not caplog.messages
+
+
+def test_experts_without_tokens_are_said(tmp_path, caplog):
+    outliers.trace(make_model("mixtral"), torch.full((1, 24), 3)).save_imatrix(tmp_path / "imatrix.gguf")
+    assert "4 of 8 experts got no token of this text; in 'imatrix.gguf' they have counts of 0" in caplog.text
+    _, tensors = read(tmp_path / "imatrix.gguf")
+    assert sorted(tensors["blk.0.ffn_down_exps.weight.counts"].flatten().tolist()) == [0, 0, 24, 24]
 
 
 def test_merged_traces_have_the_sums_of_both(blocks, tmp_path):
