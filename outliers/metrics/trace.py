@@ -1,7 +1,5 @@
 """The trace of a text as a metric, and its files: outlier features of hidden states, and how large they are."""
 
-import hashlib
-import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,13 +31,13 @@ from outliers.subjects.provenance import joined, measuring
 from outliers.terminal.interrupt import asked_to_stop, stop_if_asked
 from outliers.tracing.excerpt import Excerpt, excerpt, telling_features
 from outliers.tracing.masks import Masks, masks
+from outliers.tracing.requests import STEM, about_of, request_of, turn
 from outliers.tracing.result import STREAM, Trace, merged
-from outliers.tracing.store import about_of
 from outliers.tracing.table4 import trace_row
 from outliers.tracing.trace import traces
 
 # File names in the folder of the rows.
-STEM, EXCERPT, IMATRIX = "trace", "excerpt.safetensors", "imatrix.gguf"
+EXCERPT, IMATRIX = "excerpt.safetensors", "imatrix.gguf"
 MASKS, MASKS_LISTED = "masks.safetensors", "masks.json"
 SECONDS_BETWEEN_SAVES = 30
 logger = logging.getLogger(__name__)
@@ -101,28 +99,17 @@ def _turned_to(about: dict, folder: Path, stacks: Sequence[str], force: bool) ->
     """
     files = [f"{STEM}.safetensors", EXCERPT, IMATRIX]
     names = [of_view(file, stack) for stack in stacks for file in files] + [MASKS, MASKS_LISTED]
-    shown, ours = folder / names[0], folder / EARLIER / _request(about)
-    theirs = ours
+    shown = folder / names[0]
     check_replaceable(shown)
-    if before := about_of(shown):
-        theirs = folder / EARLIER / _request(before)
-        if not force:
-            check_alone(folder, *((one.get("model", ""), one.get("checkpoint")) for one in (about | before, about)))
-        if theirs != ours:
-            move(folder, theirs, names)
-    if not shown.exists():
-        move(ours, folder, names)
+    before = about_of(shown) or about
+    if not force:
+        check_alone(folder, *((one.get("model", ""), one.get("checkpoint")) for one in (about | before, about)))
+    turn(folder, request_of(about), names)
     try:
         yield
     finally:
         if not shown.exists():
-            move(theirs, folder, names)
-
-
-def _request(about: dict) -> str:
-    """Return a name of a trace's source, without weights and code, which change within a request."""
-    request = {name: value for name, value in about.items() if name not in ("weights_hash", "code")}
-    return f"{STEM}-{hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:12]}"
+            move(folder / EARLIER / request_of(before), folder, names)
 
 
 def _is_newer(file: Path, than: Path) -> bool:

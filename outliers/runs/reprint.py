@@ -29,6 +29,7 @@ from outliers.specification.fields import OF_A_FILE, OF_A_MODEL
 from outliers.specification.files import experiment_files
 from outliers.specification.kinds import Named
 from outliers.text.documents import HUB
+from outliers.tracing.requests import STEM, about_of, request_of, turn
 from outliers.variants.together import others_of
 
 FILE = ".printed.json"  # record of what a run printed, beside its rows, tables, figures and page
@@ -116,12 +117,12 @@ def reprint(key: str | None, *folders: Path) -> str | None:
             record = _read(place)
             if record and record["key"] == key and record["named"] == _stamps(*map(Path, record["named"])):
                 show_page(folder, record["request"])
-                return record["printed"] if _are_there(folder, record["files"]) else None
+                return record["printed"] if _is_there(folder, record) else None
     return None
 
 
 def show_page(folder: Path, request: str) -> None:
-    """Make a folder show the page of a request.
+    """Make a folder show the page of a request, beside the trace that it was made of.
 
     The files of the page that was shown move to `earlier/`, and those of this page back from there.
     """
@@ -132,6 +133,8 @@ def show_page(folder: Path, request: str) -> None:
     if not (folder / FILE).exists():
         place = folder / EARLIER / request
         move(place, folder, [*_read(place).get("wrote", ()), FILE])
+    if trace := _read(folder).get("trace"):
+        turn(folder, trace["request"], trace["names"])
     _link(folder, {f"{EARLIER}/{page.parent.name}/{PAGE}": _read(page.parent)["command"] for page in _earlier(folder)})
 
 
@@ -147,17 +150,26 @@ def record_run(
         text: what was printed.
     """
     here = key is not None and all(map(is_here, specs))
+    wrote, files = list(wrote), _stamps_of_run(folder)
     record = {
         "request": page_request(specs),
         "key": key if here else None,
         "command": command,
         "named": _stamps(*(file for spec in specs for file in _files_named(spec))) if here else {},
-        "wrote": list(wrote),
-        "files": _stamps_of_run(folder),
+        "wrote": wrote,
+        "files": files,
+        "trace": _trace_in(folder, sorted(files.keys() - {*wrote, ROWS})),
         "printed": text,
     }
     write_whole(folder / FILE, json.dumps(record))
     show_page(folder, record["request"])
+
+
+def _trace_in(folder: Path, names: list[str]) -> dict | None:
+    """Return the request of the trace in a folder, and the names of its file and of those derived from it."""
+    file = next((name for name in names if name.startswith(f"{STEM}.")), None)
+    about = file and about_of(folder / file)
+    return {"request": request_of(about), "names": [file, *(name for name in names if name != file)]} if about else None
 
 
 def _earlier(folder: Path) -> list[Path]:
@@ -207,11 +219,22 @@ def _stamp(file: Path, size: int | None = None) -> list:
     return [len(content), hashlib.sha256(content).hexdigest()]
 
 
-def _are_there(folder: Path, stamps: dict[str, list]) -> bool:
+def _is_there(folder: Path, record: dict) -> bool:
+    """Return whether the files of a recorded run are in its folder as a run left them.
+
+    A later request of the same trace may have written it again, with its tokens.
+    """
+    trace = record.get("trace") or {"request": None, "names": []}
+    pages = [_read(page.parent) for page in _earlier(folder)]
+    alike = [page["files"] for page in pages if page.get("trace") and page["trace"]["request"] == trace["request"]]
     try:
-        return all(_stamp(folder / name, stamp[0]) == stamp for name, stamp in stamps.items())
+        for name, stamp in record["files"].items():
+            stamps = [stamp, *(files.get(name) for files in alike if name in trace["names"])]
+            if _stamp(folder / name, stamp[0]) not in stamps:
+                return False
     except OSError:
         return False
+    return True
 
 
 def _words(value: object) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """Trace files, and their schema: types, dtypes, shapes and ranges."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal
@@ -80,17 +79,6 @@ def read(path: Path) -> tuple[Header, dict[str, torch.Tensor], Counter]:
         return header, statistics, Counter(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
     except (OSError, LookupError, TypeError, ValueError, RecursionError, ArrowException, SafetensorError) as error:
         raise UserError(f"cannot read a trace from '{path}': {reason_of(error, 200)}; trace again") from None
-
-
-def about_of(path: Path) -> dict | None:
-    """Return the `about` of a trace file by reading its header only; None if there is none."""
-    try:
-        check_file(path)
-        with safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {})["trace"])["about"]
-        return about if isinstance(about, dict) else None
-    except (UserError, OSError, LookupError, TypeError, ValueError, RecursionError, SafetensorError):
-        return None
 
 
 def _read_earlier_sketch(path: Path, most: int) -> dict[str, torch.Tensor]:

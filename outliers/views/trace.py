@@ -280,8 +280,9 @@ STRONGEST, WEAKEST = 5, 3  # tokens or contexts of a feature
 @failures(Failures.APART)
 def kept_trace_section(rows: list[dict], context: Context) -> Section:
     """Show the trace that an experiment keeps in a folder."""
-    from outliers.metrics.trace import EXCERPT, STEM, of_view, saved_excerpt  # these import torch
+    from outliers.metrics.trace import EXCERPT, of_view, saved_excerpt  # these import torch
     from outliers.text.tokens import namer_of
+    from outliers.tracing.requests import STEM
     from outliers.tracing.result import Trace
 
     spec, folder = context

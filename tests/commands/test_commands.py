@@ -111,6 +111,20 @@ def test_a_page_of_another_request_stays(monkeypatch, capsys, tmp_path):
     assert not ran
 
 
+def test_a_trace_stays_beside_those_of_other_requests(monkeypatch, capsys, tmp_path):
+    """Each is printed again, and lies in its place then; also where one of tokens has written it again."""
+    small = ["pocket/gpt2-0.1m", "--block", "64", "--out", str(tmp_path)]
+    arguments = {blocks: [*small, "--blocks", *blocks.split()] for blocks in ("2", "1", "2 --tokens")}
+    first = {blocks: call(monkeypatch, capsys, *given, command="trace") for blocks, given in arguments.items()}
+    monkeypatch.setattr(module, "run", None)
+    for blocks in ("2", "1", "2 --tokens", "2"):
+        assert call(monkeypatch, capsys, *arguments[blocks], command="trace") == (0, first[blocks][1], "")
+        assert outliers.Trace.load(tmp_path / "trace").sequences == int(blocks[0])
+    (tmp_path / "trace.safetensors").write_text("changed")
+    with pytest.raises(TypeError):
+        call(monkeypatch, capsys, *arguments["2"], command="trace")
+
+
 def test_a_finished_page_of_a_model_prints_again_at_once(monkeypatch, capsys, tmp_path):
     look = ["look", "pocket/gpt2-0.1m", "--out", str(tmp_path)]
     spec = [one for one in artefacts.experiments(*look[:1], models=look[1:2]) if one.shows == "trace"]

@@ -1,0 +1,48 @@
+"""Traces of several requests in one folder: the last one, and the others below `earlier/`.
+
+Nothing here imports torch, so that a finished run is reprinted at once.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from outliers.errors import UserError
+from outliers.files import EARLIER, check_file, move
+
+STEM = "trace"  # of the name of a trace file
+
+
+def about_of(path: Path) -> dict | None:
+    """Return the `about` of a trace file by reading its header only; None if there is none."""
+    try:
+        check_file(path)
+        with safe_open(path, "np") as file:
+            about = json.loads((file.metadata() or {})["trace"])["about"]
+        return about if isinstance(about, dict) else None
+    except (UserError, OSError, LookupError, TypeError, ValueError, RecursionError, SafetensorError):
+        return None
+
+
+def request_of(about: dict) -> str:
+    """Return a name of a trace's source, without weights and code, which change within a request."""
+    request = {name: value for name, value in about.items() if name not in ("weights_hash", "code")}
+    return f"{STEM}-{hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:12]}"
+
+
+def turn(folder: Path, request: str, names: Sequence[str]) -> None:
+    """Move the trace of another request out of a folder, and that of this request back.
+
+    Args:
+        folder: of the trace.
+        request: by `request_of`.
+        names: of the trace file, first, and of the files derived from it.
+    """
+    before = about_of(folder / names[0])
+    if before and (theirs := request_of(before)) != request:
+        move(folder, folder / EARLIER / theirs, names)
+    if not (folder / names[0]).exists():
+        move(folder / EARLIER / request, folder, names)
