@@ -100,6 +100,8 @@ SECTIONS = {
     **{run: partial(_plan_section, run) for run in PLANS},
     "weights": _of_variants,
     "attention/smollm2-135m": attention_section,
+    "attention/pocket": perplexity_section,
+    "attention/layers": _cached_damage_section,
     "training-runs/table7": table7_section,
     "training-runs/table10": table10_section,
     "training-runs/causes": causes_section,

@@ -44,6 +44,7 @@ ESCAPED = {"github": partial(re.sub, r"([|<])", r"\\\1")}
 NUMBERS = Numbers()
 MISSING, FAILED = "–", "failed"  # in the place of a number
 NEGATIVE = re.compile(r"(?<![\w.])-(?=[\d.]|inf)")  # the minus of a number, no hyphen in words or exponents
+ZERO = re.compile(r"(?<![\w.])-(?=0(?:\.0*)?(?![\d.]))")  # the minus of a number that is 0 as it is written
 WIDTH, LONGEST = 80, 100  # fewest columns of a terminal, most of a paragraph
 GAP = 2  # blanks between columns
 LEAST = 16  # characters that a broken column of text keeps
@@ -112,7 +113,7 @@ class Table(NamedTuple):
         columns = zip(self.headers, *self.cells, strict=True)
         sides = ["left" if header in text else "right" for header in self.headers]
         return [
-            Column(side, [header, *(cells if side == "left" else (NEGATIVE.sub("−", cell) for cell in cells))])
+            Column(side, [header, *(cells if side == "left" else (NEGATIVE.sub("−", ZERO.sub("", cell)) for cell in cells))])
             for side, (header, *cells) in zip(sides, columns, strict=True)
         ]
 

@@ -8,9 +8,10 @@ from typing import NamedTuple
 # The time of a step is proportional to the weights of the model plus this number: nine schemes on two cores of a CPU
 # took 10 s and 6.2 s for each million weights.
 FIXED = 1_500_000
-RECENT, LEAST_RECENT = 1 / 4, 5  # share of the age of a run, and seconds at least, of the steps that count as recent
+RECENT, LEAST_RECENT = 1 / 2, 5  # share of the age of a run, and seconds at least, of the steps that count as recent
+CERTAIN = 2  # recent steps that half believe how busy they say the machine is
 DRIFT = 1 / 2  # share of its age: forecasts may still move as far as they did since then
-KNOWN, UNKNOWN, MOVED = 1.1, 1.7, 2.0  # factors of a range: of a known kind, of an unknown one, and by drift at most
+KNOWN, UNKNOWN, MOVED = 1.1, 1.7, 3.0  # factors of a range: of a known kind, of an unknown one, and by drift at most
 SOON, LONG, SEVERAL = 2, 10, 3  # a forecast needs SOON seconds in SEVERAL steps, or LONG seconds in fewer
 WIDEST = 10  # largest ratio of most to least; a wider range, as of small models before a large one, is useless
 APART = 1.01  # ratio of ages of a run between two forecasts that are kept
@@ -132,9 +133,10 @@ class Forecaster:
             self.totals.append((age, age + expected))
         moved = max(abs(math.log((age + expected) / total)) for _, total in self.totals)
         factor = math.exp(min(moved, math.log(MOVED)))
+        least, most = expected / _both(expected / least, factor), expected * _both(most / expected, factor)
         gone = min(since, busy * step * paces[working].expected / share)
         ahead = max(0.0, 1 - gone / expected)
-        left = Left(ahead * expected, ahead * least / factor, ahead * most * factor)
+        left = Left(ahead * expected, ahead * least, ahead * most)
         return left if left.most <= WIDEST * left.least else None
 
     def _is_ready(self) -> bool:
@@ -151,8 +153,7 @@ class Forecaster:
     def _rates(self) -> dict[str, float]:
         """Return seconds per unit of work for each kind.
 
-        The first step of all, and of a kind, also reads, converts or compiles something. It is left out if there are
-        several steps; if there are few, steps of the other kinds in the group are counted too.
+        If there are few steps of a kind, steps of the other kinds in the group are counted too.
         """
         kinds, groups = defaultdict(list), defaultdict(list)
         counted = self._counted()
@@ -163,8 +164,7 @@ class Forecaster:
         for kind, marks in kinds.items():
             others = [mark for mark in groups[_group(kind)] if mark.kind != kind]
             near = Mark(0.0, kind, marks[0].work, marks[0].work * (_rate(others) if others else mean))
-            first = len(marks) >= SEVERAL and kind != self.marks[0].kind and self.workers == 1
-            rates[kind] = _rate([*marks[first:], *[near] * (SEVERAL - len(marks))])
+            rates[kind] = _rate([*marks, *[near] * (SEVERAL - len(marks))])
         return rates
 
     def _busy(self, age: float, rates: dict[str, float], step: float = 0.0, since: float = 0.0) -> float:
@@ -182,11 +182,17 @@ class Forecaster:
         latest = [mark for mark in later if mark.age > age - max(LEAST_RECENT, RECENT * age)] or later[-1:]
         taken = sum(mark.seconds for mark in latest)
         usual = sum(mark.work * rates[mark.kind] for mark in latest)
-        return max(taken / usual, (taken + since) / (usual + step)) if step else taken / usual
+        busy = max(taken / usual, (taken + since) / (usual + step)) if step else taken / usual
+        return busy ** (len(latest) / (len(latest) + CERTAIN))
 
 
 def _group(kind: str) -> str:
     return kind.partition(" ")[0]
+
+
+def _both(*factors: float) -> float:
+    """Return the factor by which a forecast is wrong for several reasons that do not depend on each other."""
+    return math.exp(math.hypot(*map(math.log, factors)))
 
 
 def _near(kind: str, rates: dict[str, float]) -> Left:

@@ -71,12 +71,21 @@ CELLS = {
     "states llm.int8": (8, 1, 1.9, 2),
 }
 # Loads by the share of the work that is made, and the factor within which forecasts are right from a fifth of the time.
+def wandering(share: float) -> float:
+    """The load of a machine that others share, which changes by a factor of up to four."""
+    random, level = Random(4), 0.0
+    for _ in range(int(200 * share)):
+        level = 0.9 * level + random.gauss(0, 0.2)
+    return 4 * math.exp(level)
+
+
 LOADS = {
     "none": (lambda share: 1, 1.5),
     "doubles midway": (lambda share: 1 + (share > 0.5), 1.5),
     "doubles early": (lambda share: 1 + (share > 0.1), 1.5),
     "halves": (lambda share: 2 - (share > 0.2), 2),  # of which nobody knew before
-    "changes": (lambda share: 1 + int(10 * share) % 2, 1.7),
+    "changes": (lambda share: 1 + int(10 * share) % 2, 1.5),
+    "wanders": (wandering, 1.6),
 }
 
 
@@ -108,11 +117,13 @@ def test_forecasts_of_a_run_of_unequal_cells(load, clock, caplog, monkeypatch):
     with caplog.at_level(logging.INFO, "outliers"), Progress(clock=clock) as bar:
         forecasts = simulated(load, clock, bar)
         whole = bar.age
-    late = [(age, left) for age, left in forecasts if left and age > whole / 5]
-    assert len(late) > 50
+    due = [(age, left) for age, left in forecasts if age > whole / 5]
+    late = [(age, left) for age, left in due if left]
+    assert len(late) > max(50, 0.95 * len(due)), "few are withheld"
     assert max(abs(math.log((age + left.expected) / whole)) for age, left in late) < math.log(factor)
     held = [age + left.least <= whole <= age + left.most for age, left in late]
     assert sum(held) > 0.6 * len(held), "the range has it"
+    assert sum(left.most < 5 * left.least for _, left in late) > 0.6 * len(late), "and is of use"
     assert 1 <= len(caplog.messages) <= 4, caplog.messages
 
 
@@ -160,7 +171,7 @@ def test_what_is_left_follows_from_what_finished_steps_took(clock):
         assert bar.left().expected == pytest.approx(60)
         clock.now += 4
         assert bar.left().expected == pytest.approx(56)
-        assert bar.line() == "m, fp32: 63%, about 50 to 63 s left"
+        assert bar.line() == "m, fp32: 63%, about 51 to 62 s left"
 
 
 def test_nothing_is_said_in_the_first_seconds(clock):
@@ -178,7 +189,7 @@ def test_a_step_that_takes_longer_than_others_moves_what_is_left(clock):
         clock.now += 10
         before = bar.left().expected
         clock.now += 30
-        assert bar.left().expected > 1.5 * before
+        assert bar.left().expected > 1.3 * before
 
 
 def test_a_long_step_of_a_new_kind_says_nothing_of_others(clock):
@@ -209,7 +220,7 @@ def test_workers_finish_several_steps_at_once(clock):
     ("total", "seconds", "said"),
     [
         (200, [1] * 8, ["about 3 to 4 min left"]),
-        (40, [*[10] * 4, *[30] * 36], ["about 6 to 7 min left", "about 8 to 38 min left"]),
+        (40, [*[10] * 4, *[30] * 36], ["about 6 to 7 min left", "about 6 to 17 min left"]),
         (6, [0.45] * 6, []),  # where less than two seconds are left
     ],
 )

@@ -119,3 +119,9 @@ def test_a_point_has_its_numbers_in_columns_of_their_own():
 def test_columns_of_text_are_to_the_left(names, first):
     table = Table("of", "", ["name", "value"], [["a", "1"], ["bcdefg", "longest"]], pd.DataFrame(), names)
     assert table.form("github").splitlines()[2].strip("| ") == first
+
+
+def test_zero_has_no_minus():
+    cells = [["a", "-0.00±0.03"], ["b", "-0.004"], ["c", "-0.0"], ["d", "-10.0"], ["e", "+0.00"]]
+    lines = Table("of", "", ["name", "value"], cells, pd.DataFrame()).form("github").splitlines()[2:]
+    assert [line.split("|")[2].strip() for line in lines] == ["0.00±0.03", "−0.004", "0.0", "−10.0", "+0.00"]
