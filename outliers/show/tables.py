@@ -113,7 +113,7 @@ class Table(NamedTuple):
         columns = zip(self.headers, *self.cells, strict=True)
         sides = ["left" if header in text else "right" for header in self.headers]
         return [
-            Column(side, [header, *(cells if side == "left" else (NEGATIVE.sub("−", ZERO.sub("", cell)) for cell in cells))])
+            Column(side, [header, *(cells if side == "left" else map(_with_minus, cells))])
             for side, (header, *cells) in zip(sides, columns, strict=True)
         ]
 
@@ -238,6 +238,11 @@ def _parts(columns: Sequence[Column], width: int) -> Iterable[Sequence[Column]]:
             part = []
         part.append(column)
     yield [*names, *part]
+
+
+def _with_minus(cell: str) -> str:
+    """Write the minus of a number as a sign, and none before a zero."""
+    return NEGATIVE.sub("−", ZERO.sub("", cell))
 
 
 def _filled(form: str, row: Mapping) -> str:
