@@ -9,7 +9,7 @@ import numpy as np
 
 from outliers.errors import UserError
 from outliers.files import write_whole
-from outliers.models.gguf.tensors import architecture_of, tensor_names
+from outliers.models.gguf.tensors import expert_names, tensor_names
 
 
 class _Writer(gguf.GGUFWriter):
@@ -61,6 +61,5 @@ def by_weight(architecture: str, read: list[tuple[str, Sums]]) -> dict[str, Sums
 
 def of_experts(architecture: str, layer: int, states: Sums, units: Sums) -> dict[str, Sums]:
     """Return the sums of the inputs of all experts of a layer by the names of their weights in GGUF files."""
-    kinds, known = gguf.MODEL_TENSOR, gguf.MODEL_TENSORS[architecture_of(architecture)]
-    read = {kinds.FFN_GATE_EXP: states, kinds.FFN_UP_EXP: states, kinds.FFN_DOWN_EXP: units}
-    return {f"{gguf.TENSOR_NAMES[kind].format(bid=layer)}.weight": read[kind] for kind in read if kind in known}
+    read = {"ffn_in": states, "ffn_out": units}
+    return {name: sums for role, sums in read.items() for name in expert_names(architecture, layer, role)}

@@ -24,6 +24,7 @@ from outliers.quantization.plans.exports import EXPORTS, export_text
 from outliers.variants.draw import drawn, scattered
 from tests import gguf_files
 from tests.conftest import C4, STORIES, needs_shared
+from tests.models.test_experts import made as mixture
 from tests.peers import APPLIED
 
 IDS = torch.arange(1, 33)[None]
@@ -42,6 +43,7 @@ MODELS = {
     ),
     "gpt2": AutoConfig.for_model("gpt2", n_embd=64, n_layer=3, n_head=4, n_positions=64, vocab_size=96),
 }
+UNITS = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
 DRAWS = 5
 
 
@@ -226,6 +228,33 @@ def test_a_gguf_file_of_these_types_is_quantized_as_the_plan_says(kind, architec
     assert sorted(changed) == sorted(set(paths_of(model)) - set(exact))
     errors = {path: (read[f"{path}.weight"] - weights[f"{path}.weight"]).abs().mean().item() for path in changed}
     assert min(errors, key=errors.get) == better[0]
+
+
+def test_experts_of_a_gguf_file_are_quantized_as_the_plan_says():
+    """All of a layer alike, because they are one tensor there; a shared expert is a projection as others are."""
+    model = mixture("qwen2_moe", **SIZES | {"num_hidden_layers": 2}, **UNITS)
+    exact = of_layers(model, *(f"layers.0.mlp.experts.{number}.down_proj" for number in range(4)), "k_proj")
+    better = of_layers(model, *(f"layers.1.mlp.experts.{number}.gate_up_proj" for number in range(4)))
+    plan = plan_of(model, "w4", exact=exact, instead={"w8": better})
+    lines = outliers.export(plan, "llama-quantize", model)
+    matrices = [name for name, tensor in gguf_files.tensors_of(model).items() if tensor.ndim > 1]
+    kinds = {
+        name: type_of_lines(lines, name).name for name in matrices if "ffn_gate_inp" not in name
+    }  # never quantized
+    kept = {
+        "blk.0.ffn_down_exps.weight",
+        "blk.0.attn_k.weight",
+        "blk.1.attn_k.weight",
+        "token_embd.weight",
+        "output.weight",
+    }
+    assert {name for name, kind in kinds.items() if kind == "F32"} == kept
+    assert {name for name, kind in kinds.items() if kind == "Q8_0"} == {
+        f"blk.1.ffn_{kind}_exps.weight" for kind in ("gate", "up")
+    }
+    assert {kind for name, kind in kinds.items() if "_shexp." in name} == {"Q4_0"}
+    with pytest.raises(UserError, match=r"experts\.\d\.down_proj' is of an expert, .* 'blk.0.ffn_down_exps.weight'"):
+        outliers.export(plan.model_copy(update={"exact": exact[:-3]}), "llama-quantize", model)
 
 
 def test_exact_weights_of_a_gguf_file_have_the_type_of_the_model(llama):

@@ -20,6 +20,10 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "umt5": "t5",
 }
+OF_EXPERTS = {
+    "ffn_in": (gguf.MODEL_TENSOR.FFN_GATE_EXP, gguf.MODEL_TENSOR.FFN_UP_EXP),
+    "ffn_out": (gguf.MODEL_TENSOR.FFN_DOWN_EXP,),
+}
 
 
 def architecture_of(model_type: str) -> gguf.MODEL_ARCH:
@@ -38,7 +42,7 @@ def architecture_of(model_type: str) -> gguf.MODEL_ARCH:
 def tensor_names(model_type: str, modules: Iterable[str]) -> dict[str, str]:
     """Return the GGUF names of modules' weights: blk.3.ffn_down.weight for model.layers.3.mlp.down_proj.
 
-    Modules without a name are left out, such as experts, whose weights are stacked.
+    Modules without a name are left out, such as experts, whose weights are stacked: see `expert_names`.
 
     Raises:
         UserError: llama.cpp does not know the architecture.
@@ -48,3 +52,9 @@ def tensor_names(model_type: str, modules: Iterable[str]) -> dict[str, str]:
     names = gguf.get_tensor_name_map(architecture_of(model_type), layers)
     by_module = {module: names.get_name(f"{module}.weight", (".weight",)) for module in modules}
     return {module: name for module, name in by_module.items() if name}
+
+
+def expert_names(model_type: str, layer: int, role: str) -> list[str]:
+    """Return the names of the weights of all experts of a layer that read a role, "ffn_in" or "ffn_out"."""
+    known = gguf.MODEL_TENSORS[architecture_of(model_type)]
+    return [f"{gguf.TENSOR_NAMES[kind].format(bid=layer)}.weight" for kind in OF_EXPERTS[role] if kind in known]

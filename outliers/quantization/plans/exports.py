@@ -27,7 +27,8 @@ class Export(NamedTuple):
 
     file: name of an exported file. says: returns the format's expression of a scheme without remedies; None if it has
     none. write: exports a plan from these expressions. text: returns an exported plan as the content of a file. takes:
-    the layers that the library quantizes. package: the library, if the export consists of its objects.
+    the layers that the library quantizes. package: the library, if the export consists of its objects. experts: whether
+    the library quantizes the experts of a mixture, whose weights are one tensor for all of a layer.
     """
 
     file: str
@@ -36,6 +37,7 @@ class Export(NamedTuple):
     text: Callable[[object], str]
     takes: tuple[type[nn.Module], ...] = (nn.Linear, Conv1D)
     package: str | None = None
+    experts: bool = False
 
 
 def _as_json(exported: dict) -> str:
@@ -85,7 +87,7 @@ EXPORTS = {
         "torchao.json", torchao.config_of, torchao.by_name, torchao.as_json, takes=(nn.Linear,), package="torchao"
     ),
     "bitsandbytes": Export("bitsandbytes.json", _threshold, _bits_and_bytes, _as_json),
-    "llama-quantize": Export("tensor-types.txt", llama_quantize.type_of, llama_quantize.lines_of, str),
+    "llama-quantize": Export("tensor-types.txt", llama_quantize.type_of, llama_quantize.lines_of, str, experts=True),
 }
 
 
@@ -102,7 +104,7 @@ def export(plan: Plan, format: str, model: PreTrainedModel) -> Any:
 
     Raises:
         UserError: the format is unknown; the plan is of another model, or leaves all of it exact; the format cannot
-            express a scheme, several at once, or single experts; its library does not quantize the layers of this
+            express a scheme, several at once, or a plan for experts; its library does not quantize the layers of this
             architecture, or is needed and not installed.
     """
     if format not in EXPORTS:
@@ -111,13 +113,13 @@ def export(plan: Plan, format: str, model: PreTrainedModel) -> Any:
     plan.check(part.path for part in parts)
     if way.package and importlib.util.find_spec(way.package) is None:
         raise UserError(f"format '{format}' needs the library {way.package}; expected it installed: pip install it")
-    parts = [part for part in parts if part.expert is None or part.path not in plan.exact]
+    parts = [part for part in parts if part.expert is None or way.experts or part.path not in plan.exact]
     for part in parts:
         check_plain(part)
-        if part.expert is not None:
+        if part.expert is not None and not way.experts:
             raise UserError(
                 f"'{part.path}' is of an expert, and '{format}' has no name for it, as all experts of a layer are one "
-                "tensor; expected a plan that leaves experts exact"
+                "tensor; expected a plan that leaves experts exact, or format llama-quantize"
             )
         if not isinstance(part.module, way.takes):
             raise UserError(

@@ -8,19 +8,20 @@ import re
 
 import gguf
 import torch
+from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.models.anatomy import Projection
-from outliers.models.gguf.tensors import tensor_names
+from outliers.models.gguf.tensors import expert_names, tensor_names
 from outliers.quantization.linear import stored_weight
 from outliers.quantization.plans.assigned import Assigned
 from outliers.quantization.schemes import Scheme
 
 TYPES = {"int8": "Q8_0", "int6": "Q6_K", "int4": "Q4_0", "mxfp4": "MXFP4"}  # for our formats of weights
 EXACT = {torch.float16: "f16", torch.bfloat16: "bf16"}
-# Tensors of no projection: embeddings, the head, and experts. The expressions match no projection, because versions
-# of llama.cpp differ in which of several that match a tensor counts.
-OUTSIDE = (r"^(?!(enc\.|dec\.)?blk\.)", r"_(exps|shexp)\.")
+# Tensors of no projection: embeddings and the head, and experts if they are none. The expressions match no projection,
+# because versions of llama.cpp differ in which of several that match a tensor counts.
+OUTSIDE, EXPERTS = r"^(?!(enc\.|dec\.)?blk\.)", (r"_exps\.", r"_shexp\.")
 BASE = "q8_0"  # the type for which `llama-quantize` does not mix types
 
 
@@ -36,21 +37,37 @@ def type_of(scheme: Scheme) -> gguf.GGMLQuantizationType | None:
 
 
 def lines_of(assigned: Assigned) -> str:
-    """Return lines `EXPRESSION=TYPE`: one for each projection whose type is not `BASE`, and one for each of `OUTSIDE`.
+    """Return lines `EXPRESSION=TYPE`: one for each tensor whose type is not `BASE`, and those of no projection.
 
     They are the FILE of `llama-quantize --tensor-type-file FILE model.gguf quantized.gguf q8_0`.
+
+    Raises:
+        UserError: llama.cpp has no tensor for a projection, or one for projections of which a plan has several types.
     """
-    names, exact = _names(assigned), EXACT.get(assigned.model.dtype, "f32")
-    kinds = dict.fromkeys(assigned.exact_paths, exact)
-    for kind, parts in assigned.groups:
-        kinds |= {part.path: _checked(kind, part).name.lower() for part in parts}
-    lines = [f"^{re.escape(names[path])}$={kind}" for path, kind in kinds.items() if kind != BASE]
-    return "\n".join([*lines, *(f"{expression}={exact}" for expression in OUTSIDE)]) + "\n"
+    exact = EXACT.get(assigned.model.dtype, "f32")
+    kinds = [(part, exact) for part in assigned.exact]
+    kinds += [(part, _checked(kind, part).name.lower()) for kind, parts in assigned.groups for part in parts]
+    names, of_tensors = _names(assigned.model, [part for part, _ in kinds]), {}
+    for part, kind in kinds:
+        for name in names[part.path]:
+            if of_tensors.setdefault(name, kind) != kind:
+                raise UserError(
+                    f"'{part.path}' is of an expert, and in a GGUF file all experts of a layer are one tensor, "
+                    f"'{name}', of one type; expected a plan that treats them alike"
+                )
+    outside = [OUTSIDE, *(end for end in EXPERTS if not any(re.search(end, name) for name in of_tensors))]
+    lines = [f"^{re.escape(name)}$={kind}" for name, kind in of_tensors.items() if kind != BASE]
+    return "\n".join([*lines, *(f"{expression}={exact}" for expression in outside)]) + "\n"
 
 
-def _names(assigned: Assigned) -> dict[str, str]:
-    names = tensor_names(assigned.model.config.model_type, assigned.paths)
-    if unnamed := [path for path in assigned.paths if path not in names]:
+def _names(model: PreTrainedModel, parts: list[Projection]) -> dict[str, list[str]]:
+    """Return the names of the tensors of each projection, by its path."""
+    kind = model.config.model_type
+    named = tensor_names(kind, [part.path for part in parts if part.expert is None])
+    names = {path: [name] for path, name in named.items()}
+    for part in (part for part in parts if part.expert is not None):
+        names[part.path] = expert_names(kind, part.layer, part.role)
+    if unnamed := [part.path for part in parts if not names.get(part.path)]:
         raise UserError(f"llama.cpp has no tensor for '{unnamed[0]}'; expected another format of an export")
     return names
 
