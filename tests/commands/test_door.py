@@ -297,10 +297,13 @@ CONFIGURATIONS: list[Case] = [
     Case("memory of it", configured(n_layer=10**9), "memory m", "n_layer 1000000000"),
     Case("latency of it", configured(n_embd="64"), "latency m", "'n_embd' expected int, got str"),
     *(
-        Case(f"{name} is {content!r}", written(content, name), f"trace m {SMALL}", "cannot load the tokenizer of 'm'")
-        for name, *contents in (
-            ("tokenizer.json", b"", b"[]", b"null", b"[" * 100_000, b"\xff"),
-            ("tokenizer_config.json", b"", b"[]", b"\xff", FAST[:-1] + b', "model_max_length": "x"}'),
+        Case(f"{name} is {content!r}", written(content, name), f"trace m {SMALL}", f"^'m/{name}' {answer}")
+        for name, answer, *contents in (
+            ("tokenizer.json", "is not valid JSON", b"", b"[" * 100_000, b"\xff"),
+            ("tokenizer.json", "holds .*; expected a JSON object", b"[]", b"null"),
+            ("tokenizer_config.json", "is not valid JSON", b"", b"\xff"),
+            ("tokenizer_config.json", "holds .*; expected a JSON object", b"[]"),
+            ("tokenizer_config.json", "has model_max_length", FAST[:-1] + b', "model_max_length": "x"}'),
         )
         for content in contents
     ),
