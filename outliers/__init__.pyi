@@ -20,6 +20,7 @@ from outliers.models.hooks import hooks as hooks
 from outliers.models.load import load_model as load_model
 from outliers.models.load import load_tokenizer as load_tokenizer
 from outliers.models.names import pocket_models as pocket_models
+from outliers.models.own import adopt as adopt
 from outliers.models.variant import Variant as Variant
 from outliers.plugins.loader import OutliersConfig as OutliersConfig
 from outliers.quantization.caches import cache as cache

@@ -25,6 +25,7 @@ assert_type(model, PreTrainedModel)
 assert_type(tokenizer, PreTrainedTokenizerBase)
 assert_type(blocks, torch.Tensor)
 assert_type(sequences, list[torch.Tensor])
+assert_type(outliers.adopt(model), PreTrainedModel)
 assert_type(outliers.anatomy("pocket/gpt2-0.1m"), ModelAnatomy)
 
 trace = outliers.trace(model, blocks, roles=["ffn_out"], tokens=tokenizer)

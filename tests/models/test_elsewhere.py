@@ -149,7 +149,7 @@ OTHERS = {
         "sweep",
         "Cells",
     ),
-    *("frame", "plot"),
+    *("frame", "plot", "adopt"),
 }
 
 

@@ -3,7 +3,7 @@
 import itertools
 import math
 from functools import partial
-from types import MethodType
+from types import MethodType, SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutput
 from transformers.pytorch_utils import Conv1D
 
-from outliers import damage, hooks, load_model, perplexity, plant, quantize, trace
+from outliers import adopt, damage, hooks, load_model, perplexity, plant, quantize, trace
 from outliers.errors import UserError
 from outliers.models.anatomy import OWN, layers_of, projections
 from outliers.models.anatomy.found import _key
@@ -347,3 +347,49 @@ def test_a_model_of_ones_own_that_transformers_does_not_know():
     assert perplexity(quantize(model, "w4a4"), ids) != perplexity(model, ids)
     assert len(damage(model, ids, "absmax", by=["layer"]).layers) == 3
     assert not list((CACHE / "anatomy").glob(f"{_key(model.config, OWN)}*")), "its code may change"
+
+
+class OwnModule(nn.Module):
+    """A model without any class of transformers, whose head is tied to its embedding."""
+
+    def __init__(self, config: SimpleNamespace):
+        super().__init__()
+        self.config, self.tokens = config, nn.Embedding(config.words, config.width)
+        self.steps = nn.ModuleList(OwnLayer(config.width, config.heads) for _ in range(config.depth))
+        self.end, self.words = nn.LayerNorm(config.width), nn.Linear(config.width, config.words, bias=False)
+        self.words.weight = self.tokens.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(ids)
+        for step in self.steps:
+            x = step(x)
+        return self.words(self.end(x))
+
+
+def test_a_plain_module_of_ones_own(tmp_path):
+    """It is measured in all ways in which a model of transformers is, and stays as it is."""
+    torch.manual_seed(0)
+    module, ids = OwnModule(SimpleNamespace(words=100, width=32, heads=4, depth=3)).eval(), torch.arange(48).view(2, 24)
+    with pytest.raises(UserError, match=r"or outliers\.adopt\(model\)"):
+        perplexity(module, ids)
+    model = adopt(module)
+    assert layers_of(model)[0].anatomy.attn_in == ("see",) and layers_of(model)[2].path == "stack.module.steps.2"
+    with torch.no_grad():
+        losses = [nn.functional.cross_entropy(module(one[None])[0, :-1].double(), one[1:]) for one in ids]
+    expected = float(sum(losses) / 2)
+    assert math.log(perplexity(model, ids)) == pytest.approx(expected, abs=1e-6)
+    planted = plant(model, [3], 64.0)
+    assert list(trace(planted, ids, attention=False).outlier_features()["feature"]) == [3]
+    assert perplexity(quantize(model, "w4a4"), ids) != perplexity(model, ids)
+    assert len(damage(model, ids, "absmax", by=["layer"]).layers) == 3
+    assert isinstance(module.words, nn.Linear) and module.words.weight is module.tokens.weight
+
+
+class Capped(OwnModule):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return 3 * torch.tanh(super().forward(ids) / 3)
+
+
+def test_a_module_whose_head_is_not_its_end_is_not_adopted():
+    with pytest.raises(UserError, match="changes what its head 'words' puts out"):
+        adopt(Capped(SimpleNamespace(words=100, width=32, heads=4, depth=1)))

@@ -333,15 +333,13 @@ def layers_of(model: PreTrainedModel) -> list[Layer]:
     Raises:
         UserError: the architecture is unknown, or something is wrapped around the model.
     """
-    if isinstance(model, PreTrainedModel):
-        know_class(model)
-    stacks = stacks_of(model.config) if hasattr(model, "config") else ()
     if not isinstance(model, PreTrainedModel):
         raise UserError(
-            f"{_kind(model)} is not a transformers model; expected a PreTrainedModel: give the one that it "
-            "wraps (compile "
-            "or parallelize afterwards, and merge adapters before)"
+            f"{_kind(model)} is not a transformers model; expected a PreTrainedModel: give the one that it wraps "
+            "(compile or parallelize afterwards, and merge adapters before), or outliers.adopt(model) for one's own"
         )
+    know_class(model)
+    stacks = stacks_of(model.config)
     of_stacks = [
         Layer(0, path, module, _of_kind(stack, place, path, module), number)
         for number, stack in enumerate(stacks)
