@@ -1,20 +1,23 @@
 """Try a tiny random model of every type of language model that transformers has, and write docs/types.md.
 
-    python scripts/every_type.py [FAMILY | FAMILY/TYPE] …
+    python scripts/every_type.py [FAMILY | FAMILY/TYPE | largest] …
 
-A family is causal, masked, encoder-decoder or image-text. What is tried, without arguments everything, is updated in
-docs/types.json, of which the page is made.
+A family is causal, masked, encoder-decoder or image-text; `largest` measures the anatomy of the largest types. What is
+tried, without arguments everything, is updated in docs/types.json, of which the page is made.
 """
 
 import json
 import math
 import multiprocessing
 import re
+import resource
 import sys
 import tempfile
 import textwrap
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
@@ -35,10 +38,14 @@ from transformers.utils import logging
 
 import outliers
 from outliers.errors import UserError, reason_of
-from outliers.models.anatomy import layers_of, projections
+from outliers.models import anatomy
+from outliers.models.anatomy import layers_of, part_config, projections
 from outliers.models.anatomy.examples import IGNORED, Block, Examples
+from outliers.models.skeleton import skeleton
 from outliers.models.stream import stream_model
 from outliers.quantization.linear import QuantizedLinear
+from outliers.show.axes import count_label
+from outliers.subjects.provenance import processor
 from outliers.tracing.trace import traces
 
 PAGE = Path(__file__).parent.parent / "docs" / "types.md"
@@ -52,6 +59,7 @@ BY_NAME = {
     STREAM: "works resident",
     ATTENTION: "works without probabilities",
 }  # of checks that a kind of model cannot pass
+LARGEST = 20  # types whose anatomy is measured
 LAYERS, WIDTH, VOCABULARY = 4, 64, 512
 # Fields of configurations by what they become; a type has some of them.
 FIELDS = (
@@ -146,6 +154,40 @@ def made_small(fields: dict, sizes: Mapping[int, int] | None = None) -> dict:
     if {"num_heads", "expand", "head_dim"} <= fields.keys():
         small["num_heads"] = fields["expand"] * width // small["head_dim"]
     return small | own
+
+
+def largest() -> list[str]:
+    """Return the causal types whose default models have the most parameters, each size once, the largest one first."""
+    types: dict[int, str] = {}
+    for kind in FAMILIES["causal"].kinds:
+        with suppress(Exception):  # of any kind, for the defaults of some types are none that they take
+            model = skeleton(part_config(AutoConfig.for_model(kind)))
+            types.setdefault(sum(parameter.numel() for parameter in model.parameters()), kind)
+    return [types[size] for size in sorted(types, reverse=True)]
+
+
+def measured(kind: str) -> dict[str, float]:
+    """Return the size of a type's default model, and what its anatomy costs without a cache: seconds of a processor,
+    and GB of the whole process."""
+    with tempfile.TemporaryDirectory() as folder:
+        anatomy.found.CACHE = Path(folder)
+        start = time.process_time()
+        model = outliers.anatomy(kind)
+        seconds = time.process_time() - start
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"parameters": model.parameters, "layers": model.layers, "seconds": seconds, "gigabytes": memory / 1e9}
+
+
+def measure_largest() -> dict[str, dict[str, float]]:
+    """Measure each of the largest types in a process of its own."""
+    costs: dict[str, dict[str, float]] = {}
+    for kind in largest():
+        with PROCESSES.Pool(1) as pool, suppress(UserError):
+            costs[kind] = pool.apply(measured, (kind,))
+            print(kind, costs[kind], flush=True)
+        if len(costs) == LARGEST:
+            break
+    return costs
 
 
 class Family(NamedTuple):
@@ -395,21 +437,51 @@ def page(results: dict[str, dict[str, dict[str, str]]]) -> str:
             "`python scripts/every_type.py` writes this page; `python -m outliers.anatomy TYPE` shows what was found.",
             "",
             *(line for family in whole for line in section(family, results[family])),
+            *(table_of_costs(**results["largest"]) if "largest" in results else ()),
         ]
     )
+
+
+def table_of_costs(of: dict[str, dict[str, float]], processor: str) -> list[str]:
+    """Return the lines of the section on the largest types."""
+    rows = [
+        f"| `{kind}` | {count_label(one['parameters'])} | {one['layers']} | {one['seconds']:.1f} | "
+        f"{one['gigabytes']:.2f} |"
+        for kind, one in sorted(of.items(), key=lambda row: -row[1]["parameters"])
+    ]
+    return [
+        "## The largest types",
+        "",
+        f"The anatomy of the default configurations of the {len(rows)} largest causal types, found without weights and "
+        f"without a cache: seconds of one core of {processor}, and the largest memory of the whole process, of which "
+        "torch and transformers take half a GB.",
+        "",
+        "| type | parameters | layers | seconds | GB |",
+        "|---|---|---|---|---|",
+        *rows,
+        "",
+    ]
+
+
+def keep(name: str, values: dict) -> None:
+    """Update the results of a family, or of the largest types."""
+    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    results[name] = results.get(name, {}) | values
+    RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def main(names: list[str]) -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    for name in names or FAMILIES:
+    for name in names or (*FAMILIES, "largest"):
         family, _, kind = name.partition("/")
+        if family == "largest":
+            keep(family, {"processor": processor(), "of": measure_largest()})
+            continue
         for one in [kind] if kind else FAMILIES[family].kinds:
             result = tried_apart(one, family)
             print(family, row(one, result), flush=True)
-            results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-            results.setdefault(family, {})[one] = result
-            RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+            keep(family, {one: result})
     PAGE.write_text(page(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
 
 

@@ -45,7 +45,7 @@ def environment(device: str | torch.device) -> dict:
         "commit": _commit(),
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "transformers", "triton", "bitsandbytes") if _version(name)},
-        "device_name": _names(_gpus(device)) or _processor(),
+        "device_name": _names(_gpus(device)) or processor(),
         "threads": torch.get_num_threads(),
     }
 
@@ -233,7 +233,7 @@ def _names(gpus: list[str]) -> str:
     return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in names.items())
 
 
-def _processor() -> str:
+def processor() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores"

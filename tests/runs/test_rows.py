@@ -85,7 +85,7 @@ def torch_0(package: str, own=provenance._version) -> str | None:
 
 HERE = {
     "threads": ("torch.get_num_threads", lambda: 77),
-    "device_name": ("outliers.subjects.provenance._processor", lambda: "another processor"),
+    "device_name": ("outliers.subjects.provenance.processor", lambda: "another processor"),
     "torch": ("outliers.subjects.provenance._version", torch_0),
     "code": ("outliers.subjects.provenance.code_hash", lambda: "0" * 12),
 }
