@@ -82,7 +82,7 @@ def _measuring(name: str, command: Command) -> Callable:
             for field, value in given.items()
             if value is not None
         }
-        spec = _specified(name, command, kind, places, models or [], bool(adapter), fields)
+        spec = command.completed(_specified(name, command, kind, places, models or [], bool(adapter), fields))
         if dry_run:
             _preview(spec, out)
         else:

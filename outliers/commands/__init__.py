@@ -1,7 +1,7 @@
 """The commands, one file each: its experiment, the cells and the view of that, and its help."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from outliers.specification.kinds import Named
 
@@ -16,7 +16,7 @@ class Command(NamedTuple):
 
     default: the experiment that runs if neither one nor models are given. instead: function of the given fields that
     returns fields of that experiment to override. redraws: whether it can draw the rows in a folder that something else
-    wrote. example: an argument for messages.
+    wrote. example: an argument for messages. completed: function that adds to a specification what its table needs.
     """
 
     purpose: str
@@ -26,3 +26,4 @@ class Command(NamedTuple):
     instead: Callable[[dict], dict] = lambda fields: {}
     redraws: bool = False
     example: str = "pocket/gpt2-1.7m"
+    completed: Callable[[Any], Named] = lambda spec: spec

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, cr
 
 from outliers.commands import Command
 from outliers.errors import UserError, unknown_name
-from outliers.metrics.records import Metric, metrics
+from outliers.metrics.records import Metric, Perplexity, metrics
 from outliers.specification.fields import Checked, Models, Name, Once, Revision, Split, resolved, saying_all
 from outliers.specification.kinds import Calibrated
 from outliers.subjects.cell import Cell, CellPlan
@@ -117,6 +117,15 @@ class Cells(Calibrated, Parameters):
         return [CellPlan.of(subject, [Cell(subject, *pair) for pair in pairs]) for subject, pairs in asked]
 
 
+def _beside_baseline(spec: Cells) -> Cells:
+    """Put the unmodified model before a single variant whose perplexity is measured, which says nothing by itself."""
+    from outliers.variants.quantized import EXACT  # late, as for variants
+
+    alone = len(spec.variants) == 1 and spec.variants[0].name != EXACT.name
+    perplexity = any(metric.name == Perplexity.name for metric in spec.parametrized_metrics)
+    return spec.model_copy(update={"variants": [EXACT, *spec.variants]}) if alone and perplexity else spec
+
+
 COMMAND = Command(
     "any metric of any model under any variant",
     """Measure models under variants: schemes, ablations, planted outliers, several together.
@@ -131,4 +140,5 @@ Examples:
 `python -m outliers.measure smollm2-135m --metric agreement --variant llm.int8+skip=layers.11 --draws 4`
 """,
     Cells,
+    completed=_beside_baseline,
 )

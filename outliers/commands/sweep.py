@@ -8,7 +8,7 @@ from outliers.commands import Command
 from outliers.criterion import LOG_PERPLEXITY, PICTURES
 from outliers.errors import UserError
 from outliers.metrics.records import Accuracy, Agreement, Metric, Perplexity
-from outliers.quantization.schemes import TABLE1
+from outliers.quantization.schemes import BASELINE, TABLE1
 from outliers.runs.rows import Row
 from outliers.runs.run import run
 from outliers.specification.fields import Draws, Models, Name, Schemes
@@ -44,6 +44,13 @@ class Experiment(OfSchemes, Calibrated):
         return [CellPlan(subject, _stages(subject, self.quantized, self.draws)) for subject in subjects]
 
 
+def _beside_baseline(spec: Experiment) -> Experiment:
+    """Put fp32 before a single scheme, whose perplexity says nothing by itself."""
+    names = [getattr(scheme, "name", scheme) for scheme in spec.schemes]
+    alone = len(names) == 1 and names != [BASELINE]
+    return spec.model_copy(update={"schemes": [BASELINE, *spec.schemes]}) if alone else spec
+
+
 COMMAND = Command(
     "perplexity under every 8-bit scheme, as in Table 1 of the paper",
     """Measure the perplexity of models under every 8-bit scheme of the paper's Table 1.
@@ -61,6 +68,7 @@ Examples:
 """,
     Experiment,
     default="pocket/table1",
+    completed=_beside_baseline,
 )
 
 

@@ -38,6 +38,7 @@ from outliers.models.names import POCKET
 from outliers.paper import report as artefacts
 from outliers.runs import run as module
 from outliers.runs.reprint import output_key
+from outliers.runs.rows import read
 from outliers.specification.kinds import BLOCK, BLOCKS, Named
 from outliers.terminal.command import app_of, run
 from outliers.terminal.options import options
@@ -109,6 +110,14 @@ def test_a_page_of_another_request_stays(monkeypatch, capsys, tmp_path):
             assert (out / place).with_name("table1.csv").exists()
         assert {path.name for path in out.iterdir()} >= {"rows.jsonl", "table1.csv", "perplexity.png"}
     assert not ran
+
+
+@pytest.mark.parametrize(("command", "option"), [("sweep", "--scheme"), ("measure", "--variant")])
+def test_a_lone_scheme_has_fp32_beside_it(command, option, monkeypatch, capsys, tmp_path):
+    """On a command line: from Python one gets what one asks for."""
+    asked = [*SMALL[:6], option, "absmax", "--out", tmp_path]
+    assert call(monkeypatch, capsys, *asked, command=command)[0] == 0
+    assert [row.request["variant"] for row in read(tmp_path)] == ["fp32", "absmax"]
 
 
 def test_a_trace_stays_beside_those_of_other_requests(monkeypatch, capsys, tmp_path):
