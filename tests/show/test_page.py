@@ -152,8 +152,8 @@ def opened(browser, path: Path, width: int = 1000) -> Iterator:
 LOOK = """() => {
     const inside = node => node.closest('.scroll, svg') !== null;
     const named = box => document.getElementById(box.getAttribute('aria-labelledby')).textContent.length > 0;
-    const readable = figure =>  // its smallest letters, of 8.3 points, have 8 pixels
-        8.3 * figure.getBoundingClientRect().width / figure.viewBox.baseVal.width > 8;
+    const readable = figure =>  // its smallest letters, of 8.3 points, have 7.5 pixels
+        8.3 * figure.getBoundingClientRect().width / figure.viewBox.baseVal.width > 7.5;
     const beyond = node => node.getBoundingClientRect().right > innerWidth + 0.5;
     return {
         figures: [...document.querySelectorAll('figure svg')].map(readable),
