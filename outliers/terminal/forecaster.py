@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 # The time of a step is proportional to the weights of the model plus this number: nine schemes on two cores of a CPU
@@ -67,7 +67,7 @@ class Forecaster:
 
     Steps of a kind are expected to take as long as finished steps of the kind. If there are none, steps take, relative
     to their work, as long as those of their group (the first word of the kind), or else as all others, and the range is
-    that between the shortest and the longest of these. The latest steps tell how busy the machine is. The range is
+    as wide as these scatter. The latest steps tell how busy the machine is. The range is
     wider if forecasts changed lately.
     """
 
@@ -113,7 +113,8 @@ class Forecaster:
         share = max(1.0, self.workers / max(1, len(self.marks) - self.first))
         todo = Counter(self.todo)
         todo[working] -= inside
-        paces = {kind: _near(kind, rates) for kind in todo}
+        made = Counter(mark.kind for mark in self._counted())
+        paces = {kind: _near(kind, rates, made) for kind in todo}
         usual = step * paces[working].expected
         if working in rates:
             busy = self._busy(age, rates, usual, since)
@@ -195,17 +196,27 @@ def _both(*factors: float) -> float:
     return math.exp(math.hypot(*map(math.log, factors)))
 
 
-def _near(kind: str, rates: dict[str, float]) -> Left:
-    """Return seconds per unit of work of a kind, with a range, from the nearest kinds with finished work."""
+def _near(kind: str, rates: dict[str, float], made: Mapping[str, int]) -> Left:
+    """Return seconds per unit of work of a kind, with a range, from the nearest kinds with finished work.
+
+    Args:
+        kind: of steps.
+        rates: seconds per unit of work, by kind.
+        made: number of finished steps, by kind, which is its weight.
+    """
     if kind in rates:
         return Left(rates[kind], rates[kind] / KNOWN, rates[kind] * KNOWN)
-    groups: dict[str, list[float]] = defaultdict(list)
-    for other, rate in rates.items():
-        groups[_group(other)].append(rate)
-    means = [sum(of_group) / len(of_group) for of_group in groups.values()]
-    near = groups.get(_group(kind)) or means
-    beyond = KNOWN if len(groups.get(_group(kind), ())) >= SEVERAL else UNKNOWN
-    return Left(math.exp(sum(map(math.log, near)) / len(near)), min(near) / beyond, max(near) * beyond)
+    group = [other for other in rates if _group(other) == _group(kind)]
+    near = group or [*rates]
+    logs, weights = [math.log(rates[other]) for other in near], [made[other] for other in near]
+    mean = _mean(logs, weights)
+    scatter = math.sqrt(_mean([(log - mean) ** 2 for log in logs], weights))
+    beyond = _both(math.exp(scatter), KNOWN if len(group) >= SEVERAL else UNKNOWN)
+    return Left(math.exp(mean), math.exp(mean) / beyond, math.exp(mean) * beyond)
+
+
+def _mean(values: Iterable[float], weights: Sequence[float]) -> float:
+    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
 
 
 def _rate(marks: Sequence[Mark]) -> float:
