@@ -178,16 +178,15 @@ def measured(kind: str) -> dict[str, float]:
     return {"parameters": model.parameters, "layers": model.layers, "seconds": seconds, "gigabytes": memory / 1e9}
 
 
-def measure_largest() -> dict[str, dict[str, float]]:
+def measure_largest() -> Iterator[tuple[str, dict[str, float]]]:
     """Measure each of the largest types in a process of its own."""
-    costs: dict[str, dict[str, float]] = {}
+    count = 0
     for kind in largest():
         with PROCESSES.Pool(1) as pool, suppress(UserError):
-            costs[kind] = pool.apply(measured, (kind,))
-            print(kind, costs[kind], flush=True)
-        if len(costs) == LARGEST:
-            break
-    return costs
+            yield kind, pool.apply(measured, (kind,))
+            count += 1
+        if count == LARGEST:
+            return
 
 
 class Family(NamedTuple):
@@ -476,7 +475,11 @@ def main(names: list[str]) -> None:
     for name in names or (*FAMILIES, "largest"):
         family, _, kind = name.partition("/")
         if family == "largest":
-            keep(family, {"processor": processor(), "of": measure_largest()})
+            costs: dict[str, dict[str, float]] = {}
+            for one, cost in measure_largest():
+                costs[one] = cost
+                print(one, cost, flush=True)
+                keep(family, {"processor": processor(), "of": costs})
             continue
         for one in [kind] if kind else FAMILIES[family].kinds:
             result = tried_apart(one, family)
