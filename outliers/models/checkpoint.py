@@ -55,11 +55,13 @@ HARMLESS = (
     r"(^|\.)embed_positions\.(weights|_float_tensor)$",
     r"(^|\.)decoder\.version$",
 )
-WRAPPED = {  # prefixes of all names, by what wrapped the model that was saved
+WRAPPED = {  # parts of names, by what wrapped the model, or modules of it, that was saved
     "_orig_mod.": "torch.compile",
-    "module.": "data parallelism",
     "_fsdp_wrapped_module.": "FSDP",
+    "_checkpoint_wrapped_module.": "activation checkpointing",
     "base_model.model.": "PEFT",
+    "base_layer.": "PEFT",
+    "module.": "data parallelism",
 }
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
@@ -191,19 +193,26 @@ def _by_own_names(
     try:
         check_complete(tensors, model, name, torn)
     except UserError as error:
-        raise _with_cause(error, ignored) from None
+        raise _with_cause(error, ignored, model) from None
     return tensors, ignored
 
 
-def _with_cause(error: UserError, ignored: list[str]) -> UserError:
+def _with_cause(error: UserError, ignored: list[str], model: PreTrainedModel) -> UserError:
     """Add to an error on missing tensors why their names may differ."""
-    for prefix, wrapped in WRAPPED.items():
-        if ignored and all(key.startswith(prefix) for key in ignored):
+    own = model.state_dict().keys()
+    for part, wrapped in WRAPPED.items():
+        if any(part in key and _unwrapped(key) in own for key in ignored):
             return UserError(
-                f"{error}: the names of those that it has begin with '{prefix}', which {wrapped} puts before them; "
-                "save the model that is inside"
+                f"{error}: names of those that it has contain '{part}', which {wrapped} puts there; save the model "
+                "that is inside"
             )
     return error
+
+
+def _unwrapped(key: str) -> str:
+    for part in WRAPPED:
+        key = key.replace(part, "")
+    return key
 
 
 def _lacking(
