@@ -81,6 +81,11 @@ DEQUANTIZED: dict[str, dict[str, tuple]] = {
         "transform_config.config_groups.*.apply.*.location": ("weight_input", "weight_output"),  # others act on inputs
     },
 }
+# Fields of them that have fields of their own.
+OBJECTS = (
+    *("dynamic", "dynamic.*", "extra_config", "extra_config.*", "quant_config", "quant_config.weight_quant_params"),
+    *("config_groups", "config_groups.*", "config_groups.*.weights"),
+)
 LEAST_BYTES = 0.125  # least size of a weight in any supported format
 LIGHT = 1 << 26  # bytes of weights that are read to find out what is wrong
 
@@ -245,6 +250,13 @@ def check_weights(fields: dict, name: str, files: Iterable[Path]) -> None:
                 f"the weights of '{name}' are stored quantized by '{method}'; expected 16 or 32 bits or "
                 f"{', '.join(DEQUANTIZED)}: use the model that they were made of"
             )
+        for field in OBJECTS if stored is not None else ():
+            for value in _values(stored, field.split(".")):
+                if not isinstance(value, dict):
+                    raise UserError(
+                        f"the weights of '{name}' are stored quantized by '{method}' with {field} "
+                        f"{shown(value, json.dumps)}; expected a JSON object: download the model again"
+                    )
         for field, known in DEQUANTIZED[method].items() if stored is not None else ():
             for value in _values(stored, field.split(".")):
                 if (value.lower() if isinstance(value, str) else value) not in known:
