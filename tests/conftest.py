@@ -256,6 +256,11 @@ def words_of(page: Path) -> str:
     return " ".join(re.sub(r"<[^>]*>", " ", page.read_text("utf-8")).split())
 
 
+def among(rows: list) -> Callable:
+    """A function that finds the rows of a request, as of a folder that has only these."""
+    return lambda request: [row for row in rows if row.request == request]
+
+
 def lasting(rows: list[dict]) -> list[dict]:
     """Rows without what differs from run to run."""
     return [{field: value for field, value in row.items() if field not in TIMES} for row in rows]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
 from pydantic_core import from_json, to_json
 
@@ -30,6 +30,8 @@ CANNOT_KEEP = "a row cannot be kept: "
 ROW_PARTS = ("request", "provenance", "values", "run")
 EARLIER = {"asked": "request", "facts": "provenance", "values": "values", "made": "run"}  # of rows of version 0.2.0
 LISTS = (list, tuple)
+DIGEST = 16  # bytes of the hash of a part
+Kept = TypeVar("Kept")
 logger = logging.getLogger(__name__)
 
 LARGEST_INTEGER = 2**63  # whole numbers below, as in Parquet
@@ -234,7 +236,7 @@ class Rows:
             check_replaceable(self.path)
             remove_left(self.folder)
             line, torn = b"\n", b""
-            for line, row in _read(self.path):
+            for _, line, row in _read(self.path):
                 if row:
                     self._keep(row, line)
                 else:
@@ -313,31 +315,63 @@ def read(folder: Path) -> list[Row]:
         UserError: the file cannot be read, or a line holds something else, which the message names; only the last line
             may be torn, and is then left out.
     """
-    last: dict[bytes, Row] = {}  # by request and provenance
-    failed: dict[bytes, dict] = defaultdict(dict)  # failed rows among them, by request
     parts: dict[bytes, dict] = {}  # shared between rows: copies for a million rows take gigabytes
-    for _, row in _read(folder / FILE):
+
+    def kept(row: Row, _place: int) -> Row:
+        for name in ("metric", "subject"):
+            row.request[name] = parts.setdefault(to_json(row.request[name]), row.request[name])
+        row.provenance = parts.setdefault(to_json(row.provenance), row.provenance)
+        return row
+
+    return list(_last(folder, kept).values())
+
+
+def index(folder: Path) -> Callable[[dict], list[Row]]:
+    """Return a function that returns the rows of a request, as `read` has them, of which it reads no others.
+
+    So a report of a few of a million rows takes little memory. Raises as `read`.
+    """
+    places: dict[bytes, list[int]] = defaultdict(list)
+    for key, place in _last(folder, lambda _row, place: place).items():
+        places[key[:DIGEST]].append(place)
+
+    def find(request: dict) -> list[Row]:
+        found = places.get(_digest(part_key(request)), [])
+        with open(folder / FILE, "rb") if found else contextlib.nullcontext() as file:
+            return [Row.read(_line_at(file, place)) for place in found]
+
+    return find
+
+
+def _last(folder: Path, kept: Callable[[Row, int], Kept]) -> dict[bytes, Kept]:
+    """Return what a function keeps of each row that counts and its place in the file, by request and provenance."""
+    last: dict[bytes, Kept] = {}
+    failed: dict[bytes, dict] = defaultdict(dict)  # provenance of failed rows among them, by request
+    for place, _, row in _read(folder / FILE):
         if not row:
             logger.info(f"the last line of '{folder / FILE}' is torn; its content is left out")
             continue
-        request, provenance = to_json(row.request), to_json(row.provenance)
-        for name in ("metric", "subject"):
-            row.request[name] = parts.setdefault(to_json(row.request[name]), row.request[name])
-        row.provenance = parts.setdefault(provenance, row.provenance)
-        request = blake2b(request, digest_size=16).digest()
-        key = request + blake2b(provenance, digest_size=16).digest()
-        last[key] = row
+        request = _digest(to_json(row.request))
+        key = request + _digest(to_json(row.provenance))
+        last[key] = kept(row, place)
         if not row.values:
-            failed[request][key] = row
+            failed[request][key] = row.provenance
         elif request in failed:
-            known = [
-                other for other, one in failed[request].items() if one.provenance.items() <= row.provenance.items()
-            ]
+            known = [other for other, one in failed[request].items() if one.items() <= row.provenance.items()]
             for other in known:
                 del failed[request][other]
                 if other != key:
                     del last[other]
-    return list(last.values())
+    return last
+
+
+def _digest(content: bytes) -> bytes:
+    return blake2b(content, digest_size=DIGEST).digest()
+
+
+def _line_at(file: BinaryIO, place: int) -> bytes:
+    file.seek(place)
+    return file.readline().removeprefix(codecs.BOM_UTF8)
 
 
 def part_key(part: dict) -> bytes:
@@ -346,24 +380,24 @@ def part_key(part: dict) -> bytes:
     return to_json(_sorted(parts))
 
 
-def _read(path: Path) -> Iterator[tuple[bytes, Row | None]]:
-    """Yield the lines of a file, each with its row; with None if it is the last line and torn.
+def _read(path: Path) -> Iterator[tuple[int, bytes, Row | None]]:
+    """Yield the lines of a file, each with its place and its row; with None if it is the last line and torn.
 
     Raises:
         UserError: the file cannot be read; or, after the last line, the numbers of damaged lines.
     """
-    number, line, damaged, mistake = 0, b"", [], ""
-    for number, line in _lines(path):
+    number, place, line, damaged, mistake = 0, 0, b"", [], ""
+    for number, place, line in _lines(path):
         try:
             row = Row.read(line)
         except ValueError as error:
             damaged.append(number)
             mistake = mistake or str(error)
         else:
-            yield line, row
+            yield place, line, row
     if number in damaged[-1:] and _is_torn(line):
         del damaged[-1]
-        yield line, None
+        yield place, line, None
     if damaged:
         which, these = f"line {damaged[0]} of '{path}' is damaged ({mistake})", "this line"
         if len(damaged) > 1:
@@ -372,15 +406,17 @@ def _read(path: Path) -> Iterator[tuple[bytes, Row | None]]:
         raise UserError(f"{which}; delete {these}, or choose another folder with --out")
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield number and content of each line of a file that is not blank."""
+def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
+    """Yield number, place in bytes, and content of each line of a file that is not blank."""
     try:
         check_file(path, MOST_BYTES)
         with open(path, "rb") as file:
+            place = after = 0
             for number, line in enumerate(file, 1):
+                place, after = after, after + len(line)
                 line = line.removeprefix(codecs.BOM_UTF8)  # as an editor of another system writes it
                 if line and not line.isspace():
-                    yield number, line
+                    yield number, place, line
                 if not line.endswith(b"\n"):  # a run may be adding the rest
                     return
     except FileNotFoundError:

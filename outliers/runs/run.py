@@ -2,8 +2,7 @@
 
 import importlib.util
 import logging
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 from outliers.errors import CellsFailed, EngineLost, UserError
 from outliers.models.names import check_alone
 from outliers.runs.free import check_room_for_imports
-from outliers.runs.rows import Row, Rows, part_key, read
+from outliers.runs.rows import Row, Rows, index
 from outliers.specification.fields import resolved
 from outliers.specification.kinds import Named, OfOneModel
 from outliers.subjects.cell import Cell, CellPlan, following
@@ -110,7 +109,7 @@ def tried(
 
 def stored_rows(spec: Named, folder: Path) -> list[dict]:
     """Return an experiment's rows from those in a folder, without loading a model."""
-    return records(rows_of(spec, read(folder)))
+    return records(rows_of(spec, index(folder)))
 
 
 def prepared(spec: Named) -> list[CellPlan]:
@@ -211,23 +210,22 @@ def check_all_measured(rows: Iterable[dict]) -> None:
         )
 
 
-def rows_of(spec: Named, rows: Iterable[Row]) -> list[Row]:
-    """Return those rows that a specification asks for, in its order, without loading anything.
+def rows_of(spec: Named, find: Callable[[dict], list[Row]]) -> list[Row]:
+    """Return the rows that a specification asks for, in its order, without loading anything.
+
+    find: returns the rows of a request, see `outliers.runs.rows.index`.
 
     Cells are matched by request and labels. If several rows have the same request, measured with other weights or code,
     the last one counts, preferably one that was measured for this experiment. If rows of a stage are missing, later
     stages are unknown and left out; if a later stage has no rows at all, the earlier stages of its plan are left out
     too.
     """
-    by_cell: dict[bytes, list[Row]] = defaultdict(list)
     experiment = spec.experiment or spec.name
-    for row in sorted(rows, key=lambda row: row.run.get("experiment") == experiment):
-        by_cell[part_key(row.request)].append(row)
     rows_in_order = []
     for plan in spec.plans():
         rows_of_plan, cells = [], next(plan.stages)
         while cells:
-            stage_rows = [_last_of(cell, by_cell[part_key(cell.request)]) for cell in cells]
+            stage_rows = [_last_of(cell, find(cell.request), experiment) for cell in cells]
             rows_of_plan = [*rows_of_plan, *filter(None, stage_rows)] if any(stage_rows) else []
             try:
                 cells = following(plan.stages, stage_rows) if all(stage_rows) else []
@@ -237,8 +235,9 @@ def rows_of(spec: Named, rows: Iterable[Row]) -> list[Row]:
     return rows_in_order
 
 
-def _last_of(cell: Cell, rows: list[Row]) -> Row | None:
+def _last_of(cell: Cell, rows: list[Row], experiment: str) -> Row | None:
     """Return the last row that belongs to a cell, of rows of its request, if it has the fields that views need."""
+    rows = sorted(rows, key=lambda row: row.run.get("experiment") == experiment)
     last = next((row for row in reversed(rows) if cell.labels.items() <= row.provenance.items()), None)
     needs = {*cell.subject.needs, *cell.metric.needs}
     return last if last and all(needs <= {*last.provenance, *value} for value in last.values) else None

@@ -6,7 +6,7 @@ from collections import defaultdict
 import pandas as pd
 
 from outliers.metrics.records import Metric
-from outliers.runs.rows import read
+from outliers.runs.rows import index
 from outliers.runs.run import records, rows_of
 from outliers.show.section import Context, Failures, Section, View, failures, part_of, printed, together
 from outliers.show.tables import values_table
@@ -32,7 +32,7 @@ def measured_section(rows: list[dict], context: Context) -> Section:
     context: of an `outliers.Cells`. Each view takes the rows of its metric, with the variant in the field `scheme` too.
     """
     by_metric: dict[str, list[dict]] = defaultdict(list)
-    measured = rows_of(context.config, read(context.folder))
+    measured = rows_of(context.config, index(context.folder))
     names = [row.request["metric"]["name"] for row in measured for _ in row.values or [None]]
     for name, record in zip(names, records(measured), strict=True):
         by_metric[name].append(record | {"scheme": record["variant"]})

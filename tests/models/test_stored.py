@@ -429,7 +429,7 @@ OF_INPUTS = {"config_groups": {"a": {"apply": [{"location": "input"}]}}}
         ("gptq", {"bits": 5}, "with bits 5; expected one of 4, 2, 3, 8"),
         ("gptq", {"dynamic": [{"bits": 4}]}, r'with dynamic \[\{"bits": 4\}\]; expected a JSON object'),
         ("auto-round", {"extra_config": {"lm_head": 16}}, r"with extra_config\.\* 16; expected a JSON object"),
-        ("hqq", {"quant_config": {"weight_quant_params": 4}}, r"with quant_config\.weight_quant_params 4; expected a J"),
+        ("hqq", {"quant_config": {"weight_quant_params": 4}}, r"with quant_config\.weight_quant_params 4; expected a"),
         ("gptq", {"checkpoint_format": "marlin"}, 'with checkpoint_format "marlin"; expected one of gptq'),
         ("gptq", {"checkpoint_format": "gptq", "format": "marlin"}, 'with format "marlin"'),
         ("gptq", {"is_marlin_format": True}, "with is_marlin_format true"),

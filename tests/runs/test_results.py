@@ -21,7 +21,7 @@ from outliers.models.names import POCKET
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Rows, read
 from outliers.runs.run import rows_of, stored_rows
-from tests.conftest import a_row, lasting, names
+from tests.conftest import a_row, among, lasting, names
 from tests.small_models import trace_model
 from tests.typed import call
 
@@ -226,7 +226,7 @@ def test_of_several_rows_of_one_measurement_the_last_one_counts(folder):
     assert len(read_rows(folder)) == 3
     assert sweep(SWEPT, folder)[0]["value"] == 1.25
     other = replace(first, run=first.run | {"experiment": "ablate"})
-    assert rows_of(SWEPT, [first, later, other]) == [later], "not one of another experiment"
+    assert rows_of(SWEPT, among([first, later, other])) == [later], "not one of another experiment"
 
 
 def test_rows_with_the_parts_of_earlier_versions_are_read_and_found(folder):

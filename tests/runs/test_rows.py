@@ -1,5 +1,6 @@
 """What identifies a row, which rows are an experiment's, and what stands beside every number."""
 
+import codecs
 import mmap
 import shutil
 import threading
@@ -19,10 +20,11 @@ from outliers.metrics.records import Hardware
 from outliers.paper.linear_layers import LinearLayers
 from outliers.paper.report import experiments
 from outliers.runs.frame import records_in as read_rows
-from outliers.runs.rows import Row, read
+from outliers.runs.rows import Row, index, read
 from outliers.runs.run import rows_of, run, stored_rows
 from outliers.specification.kinds import Named
 from outliers.subjects import provenance
+from tests.conftest import a_row, among
 from tests.kept import KEPT
 
 MODEL = {"models": ["pocket/gpt2-0.1m"]}
@@ -127,11 +129,27 @@ def kept(name: str) -> tuple[Row, ...]:
     return tuple(read(KEPT / "pocket" / name))
 
 
+def test_rows_of_a_request_are_found_where_they_are(tmp_path):
+    """Behind a mark of an editor, a blank line, a failed row that a later one supersedes, and one that counts twice."""
+    first, other, later = a_row("a", block=8), a_row("b", block=8), a_row("a", block=8)
+    failed = Row(first.request, {}, [], {"failed": "why"})
+    later.values[0]["value"], marked = 8.5, codecs.BOM_UTF8
+    lines = [marked + failed.line, b"", first.line, other.line, later.line, b'{"torn']
+    (tmp_path / "rows.jsonl").write_bytes(b"\n".join(lines))
+    assert read(tmp_path) == [later, other]
+    find = index(tmp_path)
+    requests = [
+        {**row.request, "subject": {"block": 8, "model": row.request["subject"]["model"]}} for row in (first, other)
+    ]
+    assert [find(request) for request in requests] == [[later], [other]]
+    assert find(a_row("c").request) == []
+
+
 @pytest.mark.parametrize("name", MEASURED)
 def test_an_experiment_has_all_its_kept_rows_and_none_of_others(name):
     of_others = [row for other in MEASURED if other != name for row in kept(other)]
     for rows in ([*of_others, *kept(name)], [*kept(name), *of_others]):
-        assert sorted(map(str, rows_of(SPECS[name], rows))) == sorted(map(str, kept(name)))
+        assert sorted(map(str, rows_of(SPECS[name], among(rows)))) == sorted(map(str, kept(name)))
 
 
 OTHERWISE = {
@@ -178,7 +196,7 @@ OF_SOME = {"headroom": "fits", "hardware": "fits"}  # metrics of the only rows t
 def test_rows_of_what_was_asked_otherwise_are_not_shown(name, field):
     others = {"candidates": None} if (name, field) == ("table3", "models") else {}
     asked = ASKED[name].model_copy(update={field: OTHERWISE[field], **others})
-    rows = rows_of(type(asked)(**dict(asked)), kept(name))
+    rows = rows_of(type(asked)(**dict(asked)), among(kept(name)))
     metrics = [row.request["metric"]["name"] for row in rows]
     assert [metric for metric in metrics if metric == OF_SOME.get(field, metric)] == []
 

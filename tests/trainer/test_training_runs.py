@@ -29,7 +29,7 @@ from outliers.terminal import progress
 from outliers.text.documents import sample
 from outliers.views.causes import causes, causes_findings, causes_section, causes_table, checkpoints, ends, trained
 from outliers.views.table7 import table7_section, table9_section
-from tests.conftest import PAPER_TABLES, needs_paper
+from tests.conftest import PAPER_TABLES, among, needs_paper
 from tests.kept import KEPT
 from tests.training_rows import TABLE7, rows_of_runs
 from tests.typed import call
@@ -72,8 +72,8 @@ def kept_runs(spec: Training, names: Iterable[str]) -> list[Row]:
 def test_rows_of_training_runs_are_those_that_are_asked_for():
     others = [row for run in ("training", "remedies", "training-runs/causes") for row in read(KEPT / run)]
     rows = kept_runs(SPEC, TABLE7)
-    assert rows_of(SPEC, [*reversed(others), *reversed(rows), *others]) == rows, "in the order of the experiment"
-    assert rows_of(SPEC, rows[1:]) == rows[1:], "as far as they ended"
+    assert rows_of(SPEC, among([*reversed(others), *reversed(rows), *others])) == rows, "in the order of the experiment"
+    assert rows_of(SPEC, among(rows[1:])) == rows[1:], "as far as they ended"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_rows_of_training_runs_are_those_that_are_asked_for():
 )
 def test_rows_of_what_was_trained_otherwise_are_not_shown(fields):
     request = {"recipe": RECIPE, "runs": TABLE7, "seeds": SEEDS} | fields
-    assert rows_of(Training(**request), kept_runs(SPEC, TABLE7)) == []
+    assert rows_of(Training(**request), among(kept_runs(SPEC, TABLE7))) == []
 
 
 # Several seeds.

@@ -18,7 +18,7 @@ from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
 from outliers.runs.engine import Here
 from outliers.runs.frame import records_in
-from outliers.runs.rows import read
+from outliers.runs.rows import index
 from outliers.runs.run import records, rows_of, run
 from outliers.subjects.causal import Causal
 from outliers.subjects.provenance import measuring
@@ -204,11 +204,11 @@ def test_ablation_finds_its_features_and_is_drawn_again_without_the_model(tmp_pa
     controls = [row for row in rows if row.get("subject") == "control" and row["metric"] == "perplexity"]
     assert len({tuple(row["features"]) for row in controls}) < len({row["draw"] for row in controls}) == 10
     with pytest.raises(UserError, match=r"has no outlier feature on this text .* --features or lower --alpha"):
-        run(Ablation(**{**TRACED, "alpha": 6}), tmp_path / "none")
+        run(Ablation(**{**TRACED, "alpha": 6}), index(tmp_path / "none"))
     monkeypatch.setattr(Causal, "config", property(lambda _subject: pytest.fail("nothing is loaded")))
-    assert records(rows_of(spec, read(tmp_path))) == rows
-    assert rows_of(spec.model_copy(update={"seed": 1}), read(tmp_path)) == [], "a trace alone is no ablation"
-    assert rows_of(Ablation(**{**TRACED, "alpha": 6}), read(tmp_path / "none")) == []
+    assert records(rows_of(spec, index(tmp_path))) == rows
+    assert rows_of(spec.model_copy(update={"seed": 1}), index(tmp_path)) == [], "a trace alone is no ablation"
+    assert rows_of(Ablation(**{**TRACED, "alpha": 6}), index(tmp_path / "none")) == []
 
 
 def test_a_model_without_attention_is_drawn_again_without_it(tmp_path, monkeypatch):
@@ -223,7 +223,7 @@ def test_a_model_without_attention_is_drawn_again_without_it(tmp_path, monkeypat
         assert "perplexity" in {row["metric"] for row in rows} and "top1_softmax" not in {row["metric"] for row in rows}
     monkeypatch.setattr(Causal, "config", property(lambda _subject: pytest.fail("nothing is loaded")))
     for spec, rows in kept:
-        assert records(rows_of(spec, read(tmp_path / spec.name))) == rows
+        assert records(rows_of(spec, index(tmp_path / spec.name))) == rows
 
 
 def test_a_trace_under_a_scheme(tmp_path):
