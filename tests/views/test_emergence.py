@@ -204,7 +204,7 @@ def test_ablation_finds_its_features_and_is_drawn_again_without_the_model(tmp_pa
     controls = [row for row in rows if row.get("subject") == "control" and row["metric"] == "perplexity"]
     assert len({tuple(row["features"]) for row in controls}) < len({row["draw"] for row in controls}) == 10
     with pytest.raises(UserError, match=r"has no outlier feature on this text .* --features or lower --alpha"):
-        run(Ablation(**{**TRACED, "alpha": 6}), index(tmp_path / "none"))
+        run(Ablation(**{**TRACED, "alpha": 6}), tmp_path / "none")
     monkeypatch.setattr(Causal, "config", property(lambda _subject: pytest.fail("nothing is loaded")))
     assert records(rows_of(spec, index(tmp_path))) == rows
     assert rows_of(spec.model_copy(update={"seed": 1}), index(tmp_path)) == [], "a trace alone is no ablation"
