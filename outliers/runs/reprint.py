@@ -33,6 +33,7 @@ from outliers.tracing.requests import STEM, about_of, request_of, turn
 from outliers.variants.together import others_of
 
 FILE = ".printed.json"  # record of what a run printed, beside its rows, tables, figures and page
+PIECE = 1 << 20  # bytes of a file that are read at once
 MOST_BYTES = 2**26
 VARIABLES = ("CUDA", "MKL", "OMP", "OUTLIER", "TRITON")  # prefixes of environment variables that change results
 CODE = [Path(package.__file__).parent for package in (outliers, outlier_kernels)]
@@ -211,12 +212,23 @@ def _stamp(file: Path, size: int | None = None) -> list:
     Other requests append to rows, so only their first bytes are hashed. Of a page everything but the links is.
     """
     if file.name == ROWS:
-        content = file.read_bytes()[:size]
-    elif file.name == PAGE:
+        return _hash_of_start(file, size)
+    if file.name == PAGE:
         content = OTHERS.sub("", file.read_text("utf-8")).encode()
-    else:
-        return [file.stat().st_size, file.stat().st_mtime_ns]
-    return [len(content), hashlib.sha256(content).hexdigest()]
+        return [len(content), hashlib.sha256(content).hexdigest()]
+    return [file.stat().st_size, file.stat().st_mtime_ns]
+
+
+def _hash_of_start(file: Path, size: int | None) -> list:
+    """Return how many bytes a file has, at most `size`, and their hash; it may have gigabytes, so it is read in
+    pieces."""
+    digest, left = hashlib.sha256(), file.stat().st_size if size is None else size
+    begun = left
+    with open(file, "rb") as content:
+        while piece := content.read(min(left, PIECE)):
+            digest.update(piece)
+            left -= len(piece)
+    return [begun - left, digest.hexdigest()]
 
 
 def _is_there(folder: Path, record: dict) -> bool:
