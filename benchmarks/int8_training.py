@@ -15,8 +15,8 @@ import torch
 from kept import keep, parser
 from torch.nn import functional
 
+from outliers.config.recipe import Recipe
 from outliers.models.pocket.ladder import CONTEXT, LADDER, VOCABULARY
-from outliers.specification.recipe import Recipe
 from outliers.trainer.optimizers import optimizer_of
 from outliers.trainer.start import start
 

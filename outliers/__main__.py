@@ -5,9 +5,9 @@ from importlib.util import find_spec
 
 import outliers
 from outliers.app import commands, record_of, run
+from outliers.config.files import experiment_files
 from outliers.errors import UserError, unknown_name
 from outliers.models.names import PACKAGED, packaged_file, pocket_models
-from outliers.specification.files import experiment_files
 from outliers.terminal.command import answering, called
 
 

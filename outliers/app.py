@@ -12,12 +12,12 @@ from typer import Argument, Option
 
 import outliers.commands as folder
 from outliers.commands import Command
+from outliers.config.experiment import Experiment
+from outliers.config.fields import MODEL, resolved
+from outliers.config.files import experiment_files, is_experiment, is_meant_as_experiment, specify
 from outliers.errors import UserError, unknown_name
 from outliers.files import PAGE, writing
 from outliers.models.names import WITH_ADAPTER
-from outliers.specification.fields import MODEL, resolved
-from outliers.specification.files import experiment_files, is_experiment, is_meant_as_experiment, specify
-from outliers.specification.kinds import Named
 from outliers.terminal import command as terminal
 from outliers.terminal.command import DryRun, Force, Models, Out, called, import_for_good, models_of, typed
 from outliers.terminal.options import options
@@ -25,7 +25,7 @@ from outliers.terminal.options import options
 if TYPE_CHECKING:
     from outliers.show.section import Section
 
-NO_OPTIONS = (*Named.model_fields, "model", "models", "recipe", "runs")  # arguments, or fields for files only
+NO_OPTIONS = ("name", "shows", "model", "models", "recipe", "runs")  # arguments, or fields for files only
 OF_MODELS = ("models", "candidates")  # fields of an experiment that given models replace
 APART = ("variants",)  # their entries may contain commas, so each has an option of its own
 
@@ -61,7 +61,7 @@ def command_of(name: str) -> Callable:
 
 
 def _measuring(name: str, command: Command) -> Callable:
-    kind = command.runs
+    experiment_type = command.runs
 
     def measure(
         out: Path | None,
@@ -74,7 +74,7 @@ def _measuring(name: str, command: Command) -> Callable:
         **given,
     ) -> None:
         if redraw is not None:
-            _redraw(name, kind, redraw, out, [positional, models, force, *given.values()])
+            _redraw(name, experiment_type, redraw, out, [positional, models, force, *given.values()])
             return
         places = [positional] if isinstance(positional, str) else positional or []
         fields = {  # fields split their values at commas
@@ -82,15 +82,17 @@ def _measuring(name: str, command: Command) -> Callable:
             for field, value in given.items()
             if value is not None
         }
-        spec = command.completed(_specified(name, command, kind, places, models or [], bool(adapter), fields))
+        experiment = command.completed(
+            _specified(name, command, experiment_type, places, models or [], bool(adapter), fields)
+        )
         if dry_run:
-            _preview(spec, out)
+            _preview(experiment, out)
         else:
-            _measure(name, spec, out, force)
+            _measure(name, experiment, out, force)
 
-    one, several = "model" in kind.model_fields, "models" in kind.model_fields
-    if one or several:
-        metavar, help_text = ("MODEL", MODEL) if one else ("EXPERIMENT|MODEL", f"{MODEL} {EXPERIMENT}")
+    of_one, of_several = "model" in experiment_type.model_fields, "models" in experiment_type.model_fields
+    if of_one or of_several:
+        metavar, help_text = ("MODEL", MODEL) if of_one else ("EXPERIMENT|MODEL", f"{MODEL} {EXPERIMENT}")
         place = Annotated[list[str] | None, Argument(metavar=metavar, help=help_text, show_default=False)]
         arguments = {"positional": place, "models": Models}
     else:
@@ -98,21 +100,21 @@ def _measuring(name: str, command: Command) -> Callable:
         place = Annotated[str | None, Argument(metavar="EXPERIMENT", help=help_text, show_default=False)]
         arguments = {"positional": place}
     results = {"out": Out, "force": Force, "dry_run": DryRun} | ({"redraw": Redraw} if command.redraws else {})
-    results |= {"adapter": Adapter} if one or several else {}
-    measure.__annotations__ = arguments | options(kind, NO_OPTIONS) | results
+    results |= {"adapter": Adapter} if of_one or of_several else {}
+    measure.__annotations__ = arguments | options(experiment_type, NO_OPTIONS) | results
     return measure
 
 
 def _specified(
     name: str,
     command: Command,
-    kind: type[Named],
+    experiment_type: type[Experiment],
     places: list[str],
     behind: list[str],
     adapter: bool,
     fields: dict,
-) -> Named:
-    """Return the specification that a command line asks for.
+) -> Experiment:
+    """Return the experiment that a command line asks for.
 
     Args:
         name: of the command.
@@ -121,58 +123,58 @@ def _specified(
         adapter: whether to merge the adapter beside each model.
         fields: options by field.
     """
-    one, several = "model" in kind.model_fields, "models" in kind.model_fields
+    of_one, of_several = "model" in experiment_type.model_fields, "models" in experiment_type.model_fields
     example = " ".join([*called(name), command.example])
-    if not one and not several:
+    if not of_one and not of_several:
         if not places:
             raise UserError(f"no experiment is named; expected one, such as `{example}`")
-        spec = specify(places[0], fields, None, kind)
+        experiment = specify(places[0], fields, None, experiment_type)
 
         from outliers.paper.artefacts import check_shown
 
-        check_shown(spec)
-        return spec
-    _check_flags(kind, fields, places)
-    experiment = None
-    if several and places and (behind or is_meant_as_experiment(places[0])):
-        experiment, *places = places
-        if not is_experiment(experiment):
+        check_shown(experiment)
+        return experiment
+    _check_flags(experiment_type, fields, places)
+    name_of_experiment = None
+    if of_several and places and (behind or is_meant_as_experiment(places[0])):
+        name_of_experiment, *places = places
+        if not is_experiment(name_of_experiment):
             hint = "or the path of a .yaml file, which the first argument is beside --model"
-            raise unknown_name("experiment", experiment, experiment_files(), hint)
+            raise unknown_name("experiment", name_of_experiment, experiment_files(), hint)
     models = [f"{model}{WITH_ADAPTER * adapter}" for model in models_of([*places, *behind])]
     if adapter and not models:
         raise UserError("--adapter merges the adapter beside a model that is named; expected one")
-    if one and len(models) > 1:
+    if of_one and len(models) > 1:
         raise UserError(f"{name} takes one model, got {len(models)}: {', '.join(models)}; run it once for each model")
-    if not models and (places or behind or not (experiment or command.default)):
-        raise UserError(f"no model is named; expected {'one' if one else 'some'}, such as `{example}`")
-    if one:
+    if not models and (places or behind or not (name_of_experiment or command.default)):
+        raise UserError(f"no model is named; expected {'one' if of_one else 'some'}, such as `{example}`")
+    if of_one:
         chosen = {"model": models[0]}
     elif models:
-        chosen = {field: models for field in OF_MODELS if field in kind.model_fields}
+        chosen = {field: models for field in OF_MODELS if field in experiment_type.model_fields}
     else:
-        chosen = {} if experiment else command.instead(fields)
-    return specify(experiment, chosen | fields, command.default, kind)
+        chosen = {} if name_of_experiment else command.instead(fields)
+    return specify(name_of_experiment, chosen | fields, command.default, experiment_type)
 
 
-def _check_flags(kind: type[Named], fields: dict, places: list[str]) -> None:
+def _check_flags(experiment_type: type[Experiment], fields: dict, places: list[str]) -> None:
     """Raise UserError if a missing file follows the models, as if it were the value of a flag."""
-    flags = [kind.model_fields[field].title or field for field, value in fields.items() if value is True]
+    flags = [experiment_type.model_fields[field].title or field for field, value in fields.items() if value is True]
     for place in places[1:] if flags else ():
         if re.search(r"\.[a-z]+$", place) and not os.path.exists(place):
             raise UserError(f"--{flags[-1]} takes no value, got '{place}'; --out names the folder of its file")
 
 
-def _measure(name: str, spec: Named, out: Path | None, force: bool) -> None:
-    """Run a specification, and print and write the results; or reprint what the same run printed before.
+def _measure(name: str, experiment: Experiment, out: Path | None, force: bool) -> None:
+    """Run an experiment, and print and write the results; or reprint what the same run printed before.
 
     The models are checked before anything that needs torch is imported.
     """
+    from outliers.config.validate import validate
     from outliers.runs.free import check_room_for_imports
     from outliers.runs.reprint import output_key, page_request, record_run, reprint, show_page
-    from outliers.specification.validate import validate
 
-    folder, key = out or spec.folder, output_key(validate(spec), typed(name))
+    folder, key = out or experiment.folder, output_key(validate(experiment), typed(name))
     if not force and (text := reprint(key, folder)):
         print(text)
         return
@@ -183,44 +185,47 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool) -> None:
     from outliers.subjects.model_cache import ModelCache
     from outliers.terminal.progress import Progress
 
-    specs, model_cache = [spec], ModelCache()
-    spec = fitted(spec, folder, force, model_cache)
+    experiments, model_cache = [experiment], ModelCache()
+    experiment = fitted(experiment, folder, force, model_cache)
     with Progress() as bar:
         bar.expect(RENDERING)
-        rows = run(spec, folder, force, model_cache, bar)
+        rows = run(experiment, folder, force, model_cache, bar)
         check_any_measured(rows)
         from outliers.show.write import files_of, write  # after the measurement, like the view
 
-        with rendering(bar, spec.name):
-            section = _section(spec, folder, rows)
-            show_page(folder, page_request(specs))
+        with rendering(bar, experiment.name):
+            section = _section(experiment, folder, rows)
+            show_page(folder, page_request(experiments))
             text = write(section, folder, typed(name))
     print(text)
     failed = any("failed" in row for row in rows)
-    record_run(folder, specs, None if failed else key, typed(name), [*files_of(section), PAGE], text)
+    record_run(folder, experiments, None if failed else key, typed(name), [*files_of(section), PAGE], text)
     check_all_measured(rows)
 
 
-def _section(spec: Named, folder: Path, rows: list[dict]) -> "Section":
+def _section(experiment: Experiment, folder: Path, rows: list[dict]) -> "Section":
     """Show rows by the view of the experiment; if it has none, as its field `shows` says."""
-    from outliers.paper.report import shown_section
+    if experiment.view is None:
+        from outliers.paper.report import shown_section  # which imports all commands
+
+        return shown_section(experiment, folder, rows)
     from outliers.runs.run import show
 
-    return (shown_section if spec.view is None else show)(spec, folder, rows)
+    return show(experiment, folder, rows)
 
 
-def _preview(spec: Named, out: Path | None) -> None:
-    from outliers.specification.validate import validate
+def _preview(experiment: Experiment, out: Path | None) -> None:
+    from outliers.config.validate import validate
 
-    validate(spec)
+    validate(experiment)
     import_for_good("outliers.runs.engine")
     from outliers.runs.budget import preview
     from outliers.runs.run import prepared
 
-    print(preview([(prepared(spec), out or spec.folder)]))
+    print(preview([(prepared(experiment), out or experiment.folder)]))
 
 
-def _redraw(name: str, kind: type[Named], folder: Path, out: Path | None, others: list) -> None:
+def _redraw(name: str, experiment_type: type[Experiment], folder: Path, out: Path | None, others: list) -> None:
     """Print the results in the finished rows of a folder, and write them, into the same folder by default."""
     from outliers.runs.rows import read
     from outliers.runs.run import records
@@ -238,4 +243,4 @@ def _redraw(name: str, kind: type[Named], folder: Path, out: Path | None, others
     place = out or folder
     with writing(place):
         place.mkdir(parents=True, exist_ok=True)
-    print(write(section_of(resolved(kind.view), rows, Context(kind, folder)), place, typed(name)))
+    print(write(section_of(resolved(experiment_type.view), rows, Context(experiment_type, folder)), place, typed(name)))

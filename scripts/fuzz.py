@@ -266,12 +266,12 @@ def show_rows(*names: str) -> Callable[[Path, random.Random], None]:
     def read(folder: Path, choose: random.Random) -> None:
         import matplotlib.pyplot as plt
 
-        from outliers.paper.report import experiments, shown_section
+        from outliers.paper.report import experiments_of, shown_section
         from outliers.runs.run import stored_rows
 
-        (spec,) = experiments(f"pocket/{choose.choice(names)}")
-        if rows := stored_rows(spec, folder):
-            shown_section(spec, folder, rows)
+        (experiment,) = experiments_of(f"pocket/{choose.choice(names)}")
+        if rows := stored_rows(experiment, folder):
+            shown_section(experiment, folder, rows)
         plt.close("all")
 
     return read
@@ -322,7 +322,7 @@ def experiment_file(folder: Path) -> Path:
 def read_experiment(folder: Path, _choose: random.Random) -> None:
     """What it specifies."""
     from outliers.commands.sweep import Experiment
-    from outliers.specification.files import specify
+    from outliers.config.files import specify
 
     specify(str(folder / "mine.yaml"), {}, "pocket/table1", Experiment)
 

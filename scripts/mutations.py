@@ -22,7 +22,7 @@ TESTS = {
     "outliers/criterion": "door planning",
     "outliers/files": "door",
     "outliers/metrics/accuracy": "vision",
-    "outliers/metrics/trace": "results",
+    "outliers/runs/traces": "results",
     "outliers/metrics/weights": "against",
     "outliers/models/stream": "streaming",
     "outliers/paper": "training_runs",
@@ -35,9 +35,10 @@ TESTS = {
     "outliers/runs/cluster": "cluster",
     "outliers/runs/forecast": "forecast",
     "outliers/runs/rows": "results every_command door",
+    "outliers/subjects/row": "results every_command door",
     "outliers/show/value": "units masked",
     "outliers/show": "failures masked findings",
-    "outliers/specification": "masked attention",
+    "outliers/config": "masked attention",
     "outliers/subjects": "vision latency",
     "outliers/terminal": "progress",
     "outliers/text/blocks": "losses",
@@ -242,13 +243,15 @@ MUTATIONS = {
     "outliers/metrics/ablations.py": [("np.arange(width), [*features, *outliers])", "np.arange(width), features)")],
     "outliers/runs/rows.py": [
         (".removeprefix(codecs.BOM_UTF8)", ""),
+        ('return not line.endswith(b"\\n")', "return True"),
+    ],
+    "outliers/subjects/row.py": [
         ("abs(value) < LARGEST_INTEGER", "abs(value) <= MOST"),
         ('value["value"] <= 0', 'value["value"] < 0'),
         ("names == list(part)", "True"),
-        ('return not line.endswith(b"\\n")', "return True"),
     ],
     "outliers/runs/run.py": [
-        ('row.run.get("experiment") == experiment', 'row.run.get("experiment") != experiment'),
+        ('row.run.get("experiment") == command', 'row.run.get("experiment") != command'),
         ("if cell.labels.items() <= row.provenance.items()", "if True"),
     ],
     "outliers/metrics/candidates.py": [
@@ -280,7 +283,7 @@ MUTATIONS = {
         ),
     ],
     "outliers/files.py": [("status.st_nlink > 1", "status.st_nlink > 2")],
-    "outliers/metrics/trace.py": [("trace.about.keys() - unknown} == about", "trace.about.keys() - unknown} != about")],
+    "outliers/runs/traces.py": [("trace.about.keys() - unknown} == about", "trace.about.keys() - unknown} != about")],
     "outliers/metrics/accuracy.py": [("logits.max(1, keepdim=True)", "logits.min(1, keepdim=True)")],
     "outliers/models/stored/compressed.py": [
         ('sizes.fields.get("type") == "float"', 'sizes.fields.get("type") != "float"'),
@@ -315,7 +318,7 @@ MUTATIONS = {
         ("_combined(ratio - 1,", "_combined(ratio,"),
         ('row.get("mask_seeds", 1) > 1', 'row.get("mask_seeds", 1) > 2'),
     ],
-    "outliers/specification/kinds.py": [
+    "outliers/config/experiment.py": [
         ("if scheme == PEER or not written:", "if not written:"),
         (
             'self.block - 2 if self.objective == "each" else self.mask_seeds',

@@ -18,14 +18,14 @@ from tqdm import tqdm
 from train_pocket import OBJECTIVES, TEXTS
 from transformers import PreTrainedModel
 
+from outliers.config.experiment import Experiment
 from outliers.metrics.perplexity import perplexity
 from outliers.models.anatomy.examples import IGNORED, Examples
-from outliers.models.anatomy.views import CROSS, views_of
+from outliers.models.anatomy.stack_views import CROSS, stack_views
 from outliers.models.load import load_model
 from outliers.models.names import POCKET
 from outliers.models.pocket.ladder import CONTEXT, LADDER, STEPS, VOCABULARY
 from outliers.show.section import drawn
-from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal
 from outliers.subjects.vision import HELD_OUT
 from outliers.tracing.result import STREAM
@@ -136,7 +136,7 @@ def held_out(folder: Path, c4: Path, objective: str) -> Examples:
     """What a rung is measured on, as its family reads it."""
     of_text = {"text": str(c4), "block": CONTEXT, "blocks": BLOCKS}
     settings = {"text": "sample", "blocks": HELD_OUT} if objective == "pictures" else of_text
-    return Causal(str(folder), None, Settings(name="held-out", **settings)).blocks
+    return Causal(str(folder), None, Experiment(name="held-out", **settings)).blocks
 
 
 def features_of(model: PreTrainedModel, blocks: Examples, stack: str) -> dict:
@@ -185,7 +185,7 @@ def card(name: str, folder: Path, c4: Path, seen: Corpus) -> str:
         fields |= {"accuracy": (predicted == blocks.labels[:, 0]).float().mean().item()}
         fields |= {"loss": math.log(fields["perplexity"])}
     found = []
-    for stack in views_of(model):
+    for stack in stack_views(model):
         if stack != CROSS:
             of_one = features_of(model, blocks, stack)
             common = "feature {feature}: {layers:.0%} of layers, {positions:.1%} of positions".format(**of_one)

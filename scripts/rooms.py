@@ -24,7 +24,7 @@ SOURCES = {"outliers": ROOT / "outliers", "outlier_kernels": ROOT / "kernels/out
 # A room imports from those before it alone; programs, which are outside of them, may use all.
 ROOMS = (
     *("errors", "criterion", "terminal", "files", "outlier_kernels", "models", "text", "tracing"),
-    *("quantization", "show", "variants", "specification", "trainer", "subjects", "metrics", "runs", "published"),
+    *("quantization", "show", "variants", "config", "trainer", "subjects", "metrics", "runs", "published"),
     *("views", "plot", "commands", "paper", "plugins", "programs"),
 )
 NAMED = re.compile(rf"(outliers\.({'|'.join(ROOMS)})\b[\w.]*)(:\w+)?")  # a module, or what is in one, by a string

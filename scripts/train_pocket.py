@@ -27,9 +27,9 @@ from transformers import (
     ViTImageProcessorPil,
 )
 
+from outliers.config.recipe import Recipe
 from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT, LADDER, Rung
-from outliers.specification.recipe import Recipe
 from outliers.subjects.vision import CLASSES, SIDE, digits
 from outliers.text.corruption import Spans, chosen_positions, corrupted, sentinels_of
 from outliers.trainer.corpus import Corpus, Vocabulary, blocks_in_order, prepare

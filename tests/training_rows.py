@@ -17,9 +17,9 @@ TABLE7 = {
 def rows_of_runs(
     spec: Training, ends: Mapping[str, list[float]], grows: Mapping[str, float] | None = None
 ) -> list[dict]:
-    """What a specification would measure, seed by seed.
+    """What an experiment would measure, seed by seed.
 
-    ends: of each run the perplexity that it ends with, by seed in the order of the specification. grows: the largest
+    ends: of each run the perplexity that it ends with, by seed in the order of the experiment. grows: the largest
     |x| at the end, 4 unless it says another; everything from 6 on makes an outlier feature.
     """
     rows = []

@@ -20,7 +20,6 @@ from typer.cli import get_docs_for_click
 import outliers
 from outliers import app as table
 from outliers.app import command_of
-from outliers.specification.kinds import Named
 from outliers.terminal.command import app_of
 from outliers.terminal.options import options
 
@@ -99,11 +98,11 @@ def show_defaults(_app, _what, _name, _value, _options, signature: str | None, r
 
 
 def complete(_app, what: str, name: str, value: object, _options, lines: list[str]) -> None:
-    """Let a constant say what the comment in front of it says, and a specification what its fields are."""
+    """Let a constant say what the comment in front of it says, and an experiment what its fields are."""
     if what == "data":
         lines[:] = ModuleAnalyzer.for_module(home(name)).find_attr_docs()["", name.rpartition(".")[2]]
     if what == "class" and issubclass(value, BaseModel):
-        helps = {name: option.__metadata__[0].help for name, option in options(value, Named.model_fields).items()}
+        helps = {name: option.__metadata__[0].help for name, option in options(value, ("name", "shows")).items()}
         lines += ["Keyword Args:", *(f"    {field}: {said}" for field, said in helps.items())]
 
 

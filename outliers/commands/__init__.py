@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from outliers.specification.kinds import Named
+from outliers.config.experiment import Experiment
 
 
 class Command(NamedTuple):
@@ -16,14 +16,14 @@ class Command(NamedTuple):
 
     default: the experiment that runs if neither one nor models are given. instead: function of the given fields that
     returns fields of that experiment to override. redraws: whether it can draw the rows in a folder that something else
-    wrote. example: an argument for messages. completed: function that adds to a specification what its table needs.
+    wrote. example: an argument for messages. completed: function that adds to an experiment what its table needs.
     """
 
     purpose: str
     help: str
-    runs: type[Named] | Callable[..., None]
+    runs: type[Experiment] | Callable[..., None]
     default: str | None = None
     instead: Callable[[dict], dict] = lambda fields: {}
     redraws: bool = False
     example: str = "pocket/gpt2-1.7m"
-    completed: Callable[[Any], Named] = lambda spec: spec
+    completed: Callable[[Any], Experiment] = lambda experiment: experiment

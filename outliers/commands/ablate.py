@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from outliers.commands import Command
+from outliers.config.experiment import ON_TEXT, Experiment
+from outliers.config.fields import Features, Model, Name, Names, OneScheme, Skip
 from outliers.criterion import STREAM
 from outliers.errors import NoOutlier, UserError
-from outliers.metrics.records import Perplexity, Top1, Trace
+from outliers.metrics.records import Perplexity, Top1, TraceMetric
 from outliers.models.names import short_name
 from outliers.models.variant import Variant
-from outliers.quantization.schemes import BASELINE, get_scheme, scheme_fields
+from outliers.quantization.schemes import BASELINE, Scheme, get_scheme, scheme_fields
 from outliers.runs.rows import Row
 from outliers.runs.stages.trace import CROSS, ablated_in, attends, counted, where
-from outliers.specification.fields import Features, Name, Names, OneScheme, Skip
-from outliers.specification.kinds import OfOneModel
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, CellPlan, Stages
 from outliers.variants.ablated import WHERE, Ablated, Intervention
@@ -35,7 +35,7 @@ OF_SCHEME = {"alpha": "scheme_alpha"}  # names in rows for settings of the schem
 class ToAblate(Causal):
     """A model that is checked together with the features to ablate and the scheme that it is under."""
 
-    settings: "Ablation"
+    experiment: "Ablation"
 
     def prepare(self) -> None:
         from outliers.quantization.convert import check_calibrated  # late, for it imports torch
@@ -43,20 +43,21 @@ class ToAblate(Causal):
 
         super().prepare()
         self.check_predicted()
-        spec = self.settings
-        scheme = get_scheme(spec.scheme, spec.alpha_of_schemes)
-        check_calibrated(scheme, None)
-        check_scheme(self.config, scheme, spec.skip)
-        planned(spec, self.width, spec.features or [0])  # [0] stands for outliers not known yet
+        experiment = self.experiment
+        check_calibrated(experiment.under.scheme, None)
+        check_scheme(self.config, experiment.under.scheme, experiment.skip)
+        planned(experiment, self.width, experiment.features or [0])  # [0] stands for outliers not known yet
 
 
-class Ablation(OfOneModel):
+class Ablation(Experiment):
     """An ablation of one model, by the arguments of `outliers.ablate`."""
 
-    experiment = "ablate"
+    takes = (*ON_TEXT, "revision")
+    command = "ablate"
     view = "outliers.views.ablation:ablation_section"
 
     name: Name = "ablate"
+    model: Model
     scheme: OneScheme = Field(default=BASELINE, description="Scheme of the model.")
     skip: Skip = Field(default=[])
     features: Features | None = Field(
@@ -71,6 +72,22 @@ class Ablation(OfOneModel):
     drop: Literal["experts"] | None = Field(
         default=None, description="Parts that are left out one after the other, in the place of features: experts."
     )
+
+    @property
+    def all_schemes(self) -> list[str | Scheme]:
+        return [self.scheme]
+
+    @property
+    def under(self) -> Quantized:
+        """The scheme of the model as a variant."""
+        (quantized,) = self.quantized
+        return EXACT if quantized.is_exact else quantized
+
+    @property
+    def labels(self) -> dict:
+        """The fields of the scheme in rows."""
+        scheme = get_scheme(self.scheme, self.alpha_of_schemes)
+        return {OF_SCHEME.get(name, name): value for name, value in scheme_fields(scheme, self.skip).items()}
 
     def plans(self) -> list[CellPlan]:
         """Return cells for the loss without the outlier features, or the given ones, and without random features; or
@@ -121,10 +138,8 @@ def _experts(subject: ToAblate) -> dict[int, int]:
 
 def _without_each(subject: ToAblate) -> Stages:
     """Yield the cells of the model as it is, and without each of its experts."""
-    spec = subject.settings
-    scheme = get_scheme(spec.scheme, spec.alpha_of_schemes)
-    under = Quantized(scheme, tuple(spec.skip)) if scheme.quantizes else EXACT
-    labels = {OF_SCHEME.get(name, name): value for name, value in scheme_fields(scheme, spec.skip).items()}
+    experiment = subject.experiment
+    under, labels = experiment.under, experiment.labels
     cells = [Cell(subject, under, Perplexity(), {**labels, "subject": "none"})]
     for layer, experts in _experts(subject).items():
         for number in range(experts):
@@ -136,38 +151,33 @@ def _without_each(subject: ToAblate) -> Stages:
 
 
 def _stages(subject: ToAblate) -> Stages:
-    spec = subject.settings
-    (traced,) = yield [Cell(subject, EXACT, Trace(roles=STREAM, alpha=spec.alpha))]
-    views = [view for view in counted(traced) if spec.features or view["features"]]
+    experiment = subject.experiment
+    (traced,) = yield [Cell(subject, EXACT, TraceMetric(roles=STREAM, alpha=experiment.alpha))]
+    views = [view for view in counted(traced) if experiment.features or view["features"]]
     cross, views = ([view for view in views if (view.get("stack") == CROSS) is of] for of in (True, False))
-    if cross and not spec.features:
+    if cross and not experiment.features:
         listed = ", ".join(map(str, cross[0]["features"]))
         logger.info(
             f"outlier features of the encoder's states in cross-attention ({listed}) cannot be ablated, and stay"
         )
     if not views:
-        raise _no_outlier(traced, spec)
-    scheme = get_scheme(spec.scheme, spec.alpha_of_schemes)
-    under = Quantized(scheme, tuple(spec.skip)) if scheme.quantizes else EXACT
-    labels = {"where": spec.where, "seed": spec.seed, "alpha": spec.alpha}
-    labels |= {OF_SCHEME.get(name, name): value for name, value in scheme_fields(scheme, spec.skip).items()}
+        raise _no_outlier(traced, experiment)
+    labels = {"where": experiment.where, "seed": experiment.seed, "alpha": experiment.alpha} | experiment.labels
     metrics = (Top1, Perplexity) if attends(traced) else (Perplexity,)
-    yield [cell for view in views for cell in _of_view(subject, view, under, labels, metrics, view is views[0])]
+    yield [cell for view in views for cell in _of_view(subject, view, labels, metrics, view is views[0])]
 
 
-def _of_view(
-    subject: ToAblate, view: dict, under: Quantized, labels: dict, metrics: Sequence[type], first: bool
-) -> list[Cell]:
+def _of_view(subject: ToAblate, view: dict, labels: dict, metrics: Sequence[type], first: bool) -> list[Cell]:
     """Return the cells for the features of a view, ablated in its layers; for the first view also those without."""
-    spec = subject.settings
-    treatments = planned(spec, view["hidden_size"], spec.features or view["features"], view["features"])
+    experiment = subject.experiment
+    treatments = planned(experiment, view["hidden_size"], experiment.features or view["features"], view["features"])
     treatments = [treatment for treatment in treatments if treatment.features or first]
     # top-1 attention is measured with one layer ablated at a time, in the inputs of queries and keys
-    roles = {Top1: WHERE if "stack" in view else spec.where, Perplexity: spec.where}
+    roles = {Top1: WHERE if "stack" in view else experiment.where, Perplexity: experiment.where}
     return [
         Cell(
             subject,
-            _variant(treatment, spec, under, where(view, roles[metric])),
+            _variant(treatment, experiment, where(view, roles[metric])),
             metric(),
             labels | (ablated_in(view) if treatment.features else {}) | treatment.fields,
         )
@@ -175,24 +185,28 @@ def _of_view(
     ]
 
 
-def _variant(treatment: "Treatment", spec: Ablation, under: Quantized, places: tuple[str, ...]) -> Variant:
+def _variant(treatment: "Treatment", experiment: Ablation, places: tuple[str, ...]) -> Variant:
+    under = experiment.under
     if not treatment.features:
         return under
-    ablated = Ablated(Intervention(treatment.features, treatment.method, spec.seed), places)
+    ablated = Ablated(Intervention(treatment.features, treatment.method, experiment.seed), places)
     return ablated if under is EXACT else Together((under, ablated))
 
 
-def _no_outlier(traced: Row, spec: Ablation) -> NoOutlier:
+def _no_outlier(traced: Row, experiment: Ablation) -> NoOutlier:
     nearest = {value["metric"]: value["value"] for value in traced.values}
     return NoOutlier(
-        f"'{short_name(spec.model)}' has no outlier feature on this text (feature {nearest['most_common']:.0f} hits "
-        f"{nearest['layers']:.0%} of layers and {nearest['positions']:.1%} of positions): there is none to remove, and "
-        "what quantization costs has other causes; to remove others, name features with --features or lower --alpha"
+        f"'{short_name(experiment.model)}' has no outlier feature on this text (feature {nearest['most_common']:.0f} "
+        f"hits {nearest['layers']:.0%} of layers and {nearest['positions']:.1%} of positions): there is none to "
+        "remove, and what quantization costs has other causes; to remove others, name features with --features or "
+        "lower --alpha"
     )
 
 
-def planned(spec: Ablation, width: int, features: Sequence[int], outliers: Sequence[int] = ()) -> list["Treatment"]:
-    """Return the treatments that a specification asks for.
+def planned(
+    experiment: Ablation, width: int, features: Sequence[int], outliers: Sequence[int] = ()
+) -> list["Treatment"]:
+    """Return the treatments that an experiment asks for.
 
     Args:
         width: number of features of the model.
@@ -201,4 +215,4 @@ def planned(spec: Ablation, width: int, features: Sequence[int], outliers: Seque
     """
     from outliers.metrics.ablations import plan  # late, for it imports torch
 
-    return plan(features, width, spec.methods, spec.controls, spec.seed, spec.where, outliers)
+    return plan(features, width, experiment.methods, experiment.controls, experiment.seed, experiment.where, outliers)

@@ -21,7 +21,7 @@ def anatomy(
     """Print the anatomy of models."""
     if not names:
         raise UserError("no model is named; expected some, such as `outliers anatomy smollm2-135m`")
-    from outliers.specification.validate import check_configs  # late, as it imports the hub's library
+    from outliers.config.validate import check_configs  # late, as it imports the hub's library
 
     models = models_of(names)
     check_configs(name for name in models if not may_be_type(name))

@@ -5,15 +5,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import Field, PlainSerializer, PlainValidator
 
 from outliers.commands import Command
+from outliers.config.experiment import CALIBRATED, UNDER_SCHEMES, Experiment
+from outliers.config.fields import Draws, Model, Models, Name, Names, Once, Schemes, Split, saying_all
 from outliers.errors import UserError, unknown_name
 from outliers.metrics.records import Agreement, Errors, Inputs, Layers, Metric, Perplexity, Places, Weights
 from outliers.quantization.cache_formats import Formats
 from outliers.quantization.schemes import Scheme, get_scheme
-from outliers.specification.fields import Draws, Line, Models, Name, Names, Once, Schemes, Split, saying_all
-from outliers.specification.kinds import Calibrated, OfOneModel, OfSchemes
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, CellPlan, Stages, Subject
 from outliers.terminal.progress import with_bar
@@ -34,20 +34,28 @@ DAMAGE_BY = ("error", "role", "layer", "stack", "head", "model")  # parts of the
 EXPERT = "expert"  # a further part, only on request, for a model may have thousands of experts
 
 
-def _cache(value: str) -> str:
-    """Return the name of a cache variant in its standard form."""
+def _cache(value: object) -> Cached:
+    if isinstance(value, Cached):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("expected a cache such as kv=int4")
     with saying_all():
-        return str(Formats.read(value))
+        return Cached(Formats.read(value))
 
 
-class Damage(OfSchemes, OfOneModel, Calibrated):
+Cache = Annotated[Cached, PlainValidator(_cache, json_schema_input_type=str), PlainSerializer(lambda cache: cache.name)]
+
+
+class Damage(Experiment):
     """The damage of schemes to one model, by the arguments of `outliers.damage`."""
 
+    takes = (*CALIBRATED, *UNDER_SCHEMES)
     view = "outliers.views.damage:kept_damage_section"
 
     name: Name = "damage"
+    model: Model
     schemes: Schemes = Field(default=["absmax", "llm.int8"], description="Schemes whose damage is measured.")
-    caches: Annotated[list[Annotated[Line, AfterValidator(_cache)]], Split, Once] = Field(
+    caches: Annotated[list[Cache], Split, Once] = Field(
         default=[], description="Caches such as kv=int4; instead of schemes unless some are given."
     )
     against: Models = Field(
@@ -64,10 +72,17 @@ class Damage(OfSchemes, OfOneModel, Calibrated):
         default=None, description="Draws of the whole model, by default as many as of its parts."
     )
 
+    def check(self) -> None:
+        from outliers.config.validate import check_model  # late, for `--help` does not need them
+        from outliers.models.weight_files import INT8
+
+        for name in self.against:
+            if not (Path(name) / INT8).exists():  # an int8 model is checked as it is loaded
+                check_model(name)
+
     def plans(self) -> list[CellPlan]:
         subject = Causal(self.model, self.revision, self)
-        caches = [Cached(Formats.read(cache)) for cache in self.caches]
-        variants: list[Damaging] = [*caches, *map(Against, self.against)]
+        variants: list[Damaging] = [*self.caches, *map(Against, self.against)]
         if not variants or "schemes" in self.model_fields_set:
             variants = [*self.quantized, *variants]
         return [CellPlan(subject, _stages(subject, variants, self))]
@@ -89,13 +104,13 @@ Examples:
 )
 
 
-def _stages(subject: Causal, variants: Sequence[Damaging], spec: Damage) -> Stages:
+def _stages(subject: Causal, variants: Sequence[Damaging], experiment: Damage) -> Stages:
     """Yield all cells, those by stack last."""
-    if spec.against:
-        _check_tokenizers(subject, spec.against)
-    chosen = "by" in spec.model_fields_set
-    by_stack = _by_stack(subject, variants, spec.by, spec.draws, chosen)
-    yield _cells(subject, variants, spec.by, spec.draws, chosen, spec.model_draws)
+    if experiment.against:
+        _check_tokenizers(subject, experiment.against)
+    chosen = "by" in experiment.model_fields_set
+    by_stack = _by_stack(subject, variants, experiment.by, experiment.draws, chosen)
+    yield _cells(subject, variants, experiment.by, experiment.draws, chosen, experiment.model_draws)
     if by_stack:
         yield by_stack
 
@@ -143,7 +158,7 @@ def _cells(
     pairs = []
     if with_errors := [variant for variant in variants if "error" in by and variant.has_errors]:
         pairs += [(EXACT, Inputs()), *((variant, Errors()) for variant in with_errors)]
-        pairs += [(variant, Weights()) for variant in with_errors if isinstance(variant, Against)]
+        pairs += [(variant, Weights()) for variant in with_errors if variant.others]
     if by - {"error"}:
         whole = {"draws": model_draws or draws}
         pairs += [(EXACT, Perplexity(**whole))]
@@ -155,7 +170,7 @@ def _cells(
 
 def _places(variant: Damaging, by: Collection[str], draws: int) -> list[Metric]:
     fields = ("role", "layer", "head" if "head" in variant.place_kinds else EXPERT)
-    instead = {"layer": Layers(draws=draws)} if isinstance(variant, Against) else {}
+    instead = {"layer": Layers(draws=draws)} if variant.others else {}
     return [instead.get(field) or Places(by=field, draws=draws) for field in fields if field in by]
 
 

@@ -3,23 +3,24 @@
 from pydantic import Field
 
 from outliers.commands import Command
+from outliers.config.experiment import ON_TEXT, Experiment
+from outliers.config.fields import Models, Name, Names
 from outliers.errors import UserError
-from outliers.metrics.records import Trace
+from outliers.metrics.records import TraceMetric
 from outliers.runs.stages.trace import PASSES, trace_stages
-from outliers.specification.fields import Models, Name, Names
-from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import CellPlan
 
 
-class Emergence(Settings):
+class Emergence(Experiment):
     """Outlier features along a family of models, or along revisions of one.
 
     Example:
         >>> rows = outliers.run(outliers.Emergence(models=["pocket/gpt2-0.1m"], block=64, blocks=2))
     """
 
-    experiment = "emergence"
+    takes = ON_TEXT
+    command = "emergence"
     view = "outliers.views.table4:emergence_section"
 
     name: Name = "emergence"
@@ -27,6 +28,11 @@ class Emergence(Settings):
     revisions: Names | None = Field(
         default=None, description="Revisions of one model, such as step1000,step8000; or folders in its own."
     )
+
+    @property
+    def checkpoints(self) -> list[tuple[str, str | None]]:
+        revisions = (self.revisions if len(self.models) == 1 else None) or [None]
+        return [(name, revision) for name in self.models for revision in revisions]
 
     def plans(self) -> list[CellPlan]:
         """Return the cells for the row of Table 4 of every model, or of every revision of one.
@@ -36,9 +42,9 @@ class Emergence(Settings):
         """
         if self.revisions and len(self.models) > 1:
             raise UserError(f"revisions of {len(self.models)} models; expected revisions of one model")
-        subjects = [Causal(name, revision, self) for name in self.models for revision in self.revisions or [None]]
+        subjects = [Causal(name, revision, self) for name, revision in self.checkpoints]
         return [
-            CellPlan(subject, trace_stages(subject, Trace(alpha=self.alpha)), passes=lambda: PASSES)
+            CellPlan(subject, trace_stages(subject, TraceMetric(alpha=self.alpha)), passes=lambda: PASSES)
             for subject in subjects
         ]
 

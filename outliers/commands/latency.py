@@ -6,18 +6,19 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from outliers.commands import Command
+from outliers.config.experiment import ON_MACHINE, UNDER_SCHEMES, Experiment
+from outliers.config.fields import Batch, Begin, Models, Name, Once, SchemesAndPeer, Split, Text, Threshold
 from outliers.criterion import ALPHA
 from outliers.metrics import records
-from outliers.specification.fields import Batch, Begin, Models, Name, Once, SchemesAndPeer, Split, Text, Threshold
-from outliers.specification.kinds import Machine, OfSchemes, Settings
 from outliers.subjects.cell import Cell, CellPlan
 from outliers.subjects.served import Served
 from outliers.variants.peer import PEER, Peer
 
 
-class Latency(records.Generation, OfSchemes, Machine):
+class Latency(records.Generation, Experiment):
     """Time per generated token with a KV cache; prompts are the first tokens of a text."""
 
+    takes = (*ON_MACHINE, *UNDER_SCHEMES)
     view = "outliers.views.latency:latency_section"
 
     name: Name = "latency"
@@ -39,16 +40,16 @@ class Latency(records.Generation, OfSchemes, Machine):
     def plans(self) -> list[CellPlan]:
         """Return the cells of each batch size for each model under each scheme, of which one is in memory at a time."""
         shared = self.model_dump(include={"name", "text", "bos", "alpha", "device", "dtype"})
-        settings = Settings(**shared, block=self.prompt, blocks=max(self.batches))
+        experiment = Experiment(**shared, block=self.prompt, blocks=max(self.batches))
         generation = self.model_dump(include=records.Generation.model_fields.keys())
         metrics = [records.Latency(batch=batch, **generation) for batch in self.batches]
         peer = [Peer(self.alpha)] if PEER in self.schemes else []
         pairs = product(self.models, [*self.quantized, *peer])
         return [
             CellPlan.of(
-                subject := Served(name, self.revision, settings),
+                subject := Served(name, self.revision, experiment),
                 [Cell(subject, variant, metric) for metric in metrics],
-                PEER if isinstance(variant, Peer) else None,
+                variant.package,
             )
             for name, variant in pairs
         ]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, create_model
 
 from outliers.commands import Command
+from outliers.config.experiment import CALIBRATED, Experiment
+from outliers.config.fields import Checked, Models, Name, Once, Revision, Split, resolved, saying_all
 from outliers.errors import UserError, unknown_name
 from outliers.metrics.records import Metric, Perplexity, metrics
-from outliers.specification.fields import Checked, Models, Name, Once, Revision, Split, resolved, saying_all
-from outliers.specification.kinds import Calibrated
 from outliers.subjects.cell import Cell, CellPlan
 
 if TYPE_CHECKING:
@@ -67,14 +67,15 @@ Parameters = create_model(
         name: (field.annotation | None, Field(None, description=field.description))
         for record in METRICS.values()
         for name, field in record.model_fields.items()
-        if name not in Calibrated.model_fields
+        if name not in (*CALIBRATED, "name", "shows")
     },
 )
 
 
-class Cells(Calibrated, Parameters):
+class Cells(Parameters, Experiment):
     """Cells of models, variants and metrics; further fields are parameters of the metrics that have them."""
 
+    takes = (*CALIBRATED, *Parameters.model_fields)
     view = "outliers.views.measured:measured_section"
 
     name: Name = "measure"
@@ -113,17 +114,21 @@ class Cells(Calibrated, Parameters):
         for variant, metric in product(self.variants, self.parametrized_metrics):
             kind = resolved(metric.subject)
             groups[kind, variant.name if kind.of_one_variant else None].append((variant, metric))
-        asked = [(kind(name, self.revision, self), part) for name in self.models for (kind, _), part in groups.items()]
-        return [CellPlan.of(subject, [Cell(subject, *pair) for pair in pairs]) for subject, pairs in asked]
+        subjects = [
+            (kind(name, self.revision, self), pairs) for name in self.models for (kind, _), pairs in groups.items()
+        ]
+        return [CellPlan.of(subject, [Cell(subject, *pair) for pair in pairs]) for subject, pairs in subjects]
 
 
-def _beside_baseline(spec: Cells) -> Cells:
+def _beside_baseline(experiment: Cells) -> Cells:
     """Put the unmodified model before a single variant whose perplexity is measured, which says nothing by itself."""
     from outliers.variants.quantized import EXACT  # late, as for variants
 
-    alone = len(spec.variants) == 1 and spec.variants[0].name != EXACT.name
-    perplexity = any(metric.name == Perplexity.name for metric in spec.parametrized_metrics)
-    return spec.model_copy(update={"variants": [EXACT, *spec.variants]}) if alone and perplexity else spec
+    variants = experiment.variants
+    alone = len(variants) == 1 and variants[0].name != EXACT.name
+    if not alone or all(metric.name != Perplexity.name for metric in experiment.parametrized_metrics):
+        return experiment
+    return experiment.model_copy(update={"variants": [EXACT, *variants]})
 
 
 COMMAND = Command(

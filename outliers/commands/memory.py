@@ -6,11 +6,11 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from outliers.commands import Command
+from outliers.config.experiment import Experiment
+from outliers.config.fields import Finite, Models, Name, Split
 from outliers.errors import UserError, unknown_name
 from outliers.metrics import records
 from outliers.metrics.records import Footprint, Hardware
-from outliers.specification.fields import Finite, Models, Name, Split
-from outliers.specification.kinds import Named
 from outliers.subjects.cell import Cell, CellPlan
 from outliers.subjects.configured import Configured
 from outliers.variants.quantized import EXACT
@@ -27,7 +27,7 @@ def _gpus(value):
     return {"hardware": f"{count}x GPU", "gpus": count, "gigabytes": float(match[2])}
 
 
-class Memory(Footprint, Named):
+class Memory(Footprint, Experiment):
     """The memory that models need at inference, from their configurations, and the largest that some hardware holds.
 
     With these defaults the paper's Table 3 comes out as published; so it does with a headroom of 0.65 to 1.08 GiB at a

@@ -6,15 +6,15 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from outliers.commands import Command
+from outliers.config.experiment import ON_TEXT, Experiment
+from outliers.config.fields import Features, Model, Name, Names, Neurons, Positions, Several
 from outliers.criterion import STREAM
 from outliers.errors import UserError, unknown_name
-from outliers.metrics.records import Keys, Origins, Trace
+from outliers.metrics.records import Keys, Origins, TraceMetric
 from outliers.runs.rows import Row
 from outliers.runs.stages.readers import readers_stages
 from outliers.runs.stages.super_weights import massive_stages, weights_stages
 from outliers.runs.stages.trace import counted
-from outliers.specification.fields import Features, Name, Names, Neurons, Positions, Several
-from outliers.specification.kinds import OfOneModel
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, CellPlan, Stages
 from outliers.variants.quantized import EXACT
@@ -38,32 +38,34 @@ class AccountPart(NamedTuple):
 class ToAccount(Causal):
     """A model that is checked together with the features to account for."""
 
-    settings: "Account"
+    experiment: "Account"
 
     def prepare(self) -> None:
         super().prepare()
         for part in self.parts:
-            for cell in next(part.stages(self, self.settings.features or [0], ())):  # errors show before the trace
+            for cell in next(part.stages(self, self.experiment.features or [0], ())):  # errors show before the trace
                 cell.metric.measurement.check(cell)
 
     @property
     def parts(self) -> list[AccountPart]:
         """The requested parts; by default all that the model has."""
-        given = "by" in self.settings.model_fields_set
+        given = "by" in self.experiment.model_fields_set
         return [
             part
             for name, part in ACCOUNT_PARTS.items()
-            if name in self.settings.by and (given or part.fits(self.config))
+            if name in self.experiment.by and (given or part.fits(self.config))
         ]
 
 
-class Account(OfOneModel):
+class Account(Experiment):
     """The writers and readers of features of one model, by the arguments of `outliers.origins` and `readers`."""
 
-    experiment = "origins"
+    takes = (*ON_TEXT, "revision")
+    command = "origins"
     view = "outliers.views.account:account_section"
 
     name: Name = "origins"
+    model: Model
     features: Features | None = Field(
         default=None, description="Features, such as 3,17; by default the outlier features of a trace, and the largest."
     )
@@ -112,10 +114,10 @@ Examples:
 
 
 def _stages(subject: ToAccount) -> Stages:
-    spec, features, outliers = subject.settings, subject.settings.features, []
+    experiment, features, outliers = subject.experiment, subject.experiment.features, []
     parts = subject.parts
     if not features or any(part.needs_outliers for part in parts):
-        (traced,) = yield [Cell(subject, EXACT, Trace(roles=STREAM, alpha=spec.alpha, details=True))]
+        (traced,) = yield [Cell(subject, EXACT, TraceMetric(roles=STREAM, alpha=experiment.alpha, details=True))]
         (count,) = counted(traced)
         features, outliers = features or standing_out(traced), count["features"]
     for part in parts:
@@ -131,8 +133,8 @@ def standing_out(traced: Row) -> list[int]:
 
 def _writers_stages(subject: ToAccount, features: Sequence[int], _outliers: Sequence[int]) -> Stages:
     """Yield one stage: the metric `origins` of the exact model."""
-    spec = subject.settings
-    yield [Cell(subject, EXACT, Origins(features=features, positions=spec.positions, neurons=spec.neurons))]
+    experiment = subject.experiment
+    yield [Cell(subject, EXACT, Origins(features=features, positions=experiment.positions, neurons=experiment.neurons))]
 
 
 def _has_neurons(config: Any) -> bool:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from outliers.commands import Command
+from outliers.config.experiment import BLOCKS, CALIBRATED, Experiment
+from outliers.config.fields import DRAWS, NONE, Count, Line, Model, Name, Once, OneScheme, Several, Share, Split
 from outliers.criterion import check_share
 from outliers.errors import unknown_name
 from outliers.quantization.plans.plan import Plan
@@ -19,8 +21,6 @@ from outliers.runs.stages.plan import (
     plan_of,
     search_stages,
 )
-from outliers.specification.fields import DRAWS, NONE, Count, Line, Name, Once, OneScheme, Several, Share, Split
-from outliers.specification.kinds import BLOCKS, Calibrated, OfOneModel
 from outliers.subjects import cell
 from outliers.subjects.causal import Causal
 from outliers.terminal.progress import with_bar
@@ -38,11 +38,11 @@ BY = ("count", "parameters")
 class Blocks(Causal):
     """A model with consecutive blocks of a text; schemes are calibrated on later blocks than any that is measured.
 
-    settings: with the total number of blocks.
+    experiment: with the total number of blocks.
     """
 
-    def __init__(self, settings: "Planning", first: int, count: int):
-        super().__init__(settings.model, settings.revision, settings)
+    def __init__(self, experiment: "Planning", first: int, count: int):
+        super().__init__(experiment.model, experiment.revision, experiment)
         self.first, self.count = first, count
 
     @property
@@ -54,13 +54,15 @@ class Blocks(Causal):
         return self.first, self.count
 
 
-class Planning(OfOneModel, Calibrated):
+class Planning(Experiment):
     """The projections of one model that stay exact so that a scheme costs at most a given share of perplexity."""
 
-    experiment = "plan"
+    takes = (*CALIBRATED, "revision")
+    command = "plan"
     view = "outliers.views.plan:kept_plan_section"
 
     name: Name = "plan"
+    model: Model
     scheme: OneScheme = Field(default="absmax", description="Scheme of all other projections.")
     cost: Annotated[float, Share] = Field(
         default=0.05, gt=0, le=100, allow_inf_nan=False, description="Largest increase of perplexity, such as 5%."
@@ -78,11 +80,15 @@ class Planning(OfOneModel, Calibrated):
         description="Formats of other libraries in which to write the plan too, such as compressed-tensors or torchao.",
     )
 
+    @property
+    def all_schemes(self) -> list[str | Scheme]:
+        return [self.scheme]
+
     def plans(self) -> list[cell.CellPlan]:
         """Return the search for a model, which is confirmed on the blocks after those that it searches with."""
-        settings = self.model_copy(update={"blocks": self.blocks + self.confirm})
+        experiment = self.model_copy(update={"blocks": self.blocks + self.confirm})
         under, *better = (get_scheme(scheme, self.alpha_of_schemes) for scheme in (self.scheme, *self.instead))
-        searched, confirmed = Blocks(settings, 0, self.blocks), Blocks(settings, self.blocks, self.confirm)
+        searched, confirmed = Blocks(experiment, 0, self.blocks), Blocks(experiment, self.blocks, self.confirm)
         search = Search(searched, confirmed, Quantized(under), tuple(better), self.cost, self.by, self.draws)
         check_search(search)
         if self.export:

@@ -5,30 +5,31 @@ from pathlib import Path
 from pydantic import Field
 
 from outliers.commands import Command
+from outliers.config import experiment
+from outliers.config.fields import Draws, Models, Name, Schemes
 from outliers.criterion import LOG_PERPLEXITY, PICTURES
 from outliers.errors import UserError
 from outliers.metrics.records import Accuracy, Agreement, Metric, Perplexity
 from outliers.quantization.schemes import BASELINE, TABLE1
 from outliers.runs.rows import Row
 from outliers.runs.run import run
-from outliers.specification.fields import Draws, Models, Name, Schemes
-from outliers.specification.kinds import Calibrated, OfSchemes
 from outliers.subjects.causal import MaybeUnlabelled
 from outliers.subjects.cell import Cell, CellPlan, Stages, Subject
 from outliers.variants.quantized import Quantized
 
 
-class Experiment(OfSchemes, Calibrated):
+class Sweep(experiment.Experiment):
     """A sweep: every model under every scheme on one text.
 
     Rounding scatters the results, which `draws` shows. A scheme has its own threshold unless `alpha` is given.
 
     Example:
-        >>> spec = outliers.Experiment(models=["pocket/gpt2-0.1m"], schemes=["fp32", "absmax"], block=64, blocks=2)
-        >>> len(outliers.run(spec))
+        >>> fields = {"models": ["pocket/gpt2-0.1m"], "schemes": ["fp32", "absmax"], "block": 64, "blocks": 2}
+        >>> len(outliers.run(outliers.Experiment(**fields)))
         2
     """
 
+    takes = (*experiment.CALIBRATED, *experiment.UNDER_SCHEMES)
     view = "outliers.views.perplexity:perplexity_section"
 
     name: Name = "sweep"
@@ -44,12 +45,14 @@ class Experiment(OfSchemes, Calibrated):
         return [CellPlan(subject, _stages(subject, self.quantized, self.draws)) for subject in subjects]
 
 
-def _beside_baseline(spec: Experiment) -> Experiment:
+def _beside_baseline(experiment: Sweep) -> Sweep:
     """Put fp32 before a single scheme, whose perplexity says nothing by itself."""
-    names = [getattr(scheme, "name", scheme) for scheme in spec.schemes]
+    names = [getattr(scheme, "name", scheme) for scheme in experiment.schemes]
     alone = len(names) == 1 and names != [BASELINE]
-    return spec.model_copy(update={"schemes": [BASELINE, *spec.schemes]}) if alone else spec
+    return experiment.model_copy(update={"schemes": [BASELINE, *experiment.schemes]}) if alone else experiment
 
+
+Experiment = Sweep  # its public name
 
 COMMAND = Command(
     "perplexity under every 8-bit scheme, as in Table 1 of the paper",
@@ -66,7 +69,7 @@ Examples:
 
 `python -m outliers.sweep pocket/table1 --scheme fp32 --scheme llm.int8 --alpha 4`
 """,
-    Experiment,
+    Sweep,
     default="pocket/table1",
     completed=_beside_baseline,
 )
@@ -86,7 +89,7 @@ def _stages(subject: Subject, variants: list[Quantized], draws: int) -> Stages:
 
 
 def sweep(
-    experiment: Experiment | None = None, out: str | Path | None = None, force: bool = False, **fields: object
+    experiment: Sweep | None = None, out: str | Path | None = None, force: bool = False, **fields: object
 ) -> list[dict]:
     """Return the perplexity of every model under every scheme (LLM.int8(), Table 1).
 
@@ -109,4 +112,4 @@ def sweep(
     """
     if experiment is not None and fields:
         raise UserError(f"an experiment and its field '{min(fields)}'; expected one or the other")
-    return run(experiment or Experiment(**fields), out, force)
+    return run(experiment or Sweep(**fields), out, force)

@@ -3,22 +3,24 @@
 from pydantic import Field
 
 from outliers.commands import Command
+from outliers.config.experiment import ON_TEXT, Experiment
+from outliers.config.fields import Model, Name
 from outliers.criterion import OF_EVERY_STACK
 from outliers.metrics.records import StoredTrace
 from outliers.runs.stages.trace import PASSES, trace_stages
-from outliers.specification.fields import Name
-from outliers.specification.kinds import OfOneModel
 from outliers.subjects.causal import MaybeUnlabelled
 from outliers.subjects.cell import CellPlan
 
 
-class OneModel(OfOneModel):
+class OneModel(Experiment):
     """A trace of one model."""
 
-    experiment = "trace"
+    takes = (*ON_TEXT, "revision")
+    command = "trace"
     view = "outliers.views.trace:kept_trace_section"
 
     name: Name = "trace"
+    model: Model
     by_token: bool = Field(
         default=False, title="tokens", description="Find the tokens that carry the outlier features."
     )

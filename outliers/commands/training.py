@@ -6,11 +6,8 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from outliers.commands import Command
-from outliers.criterion import ALPHA
-from outliers.errors import UserError
-from outliers.metrics import records
-from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT
-from outliers.specification.fields import (
+from outliers.config.experiment import ON_ENGINE, Experiment
+from outliers.config.fields import (
     TEXT,
     Count,
     Draws,
@@ -24,8 +21,11 @@ from outliers.specification.fields import (
     Threshold,
     Tokens,
 )
-from outliers.specification.kinds import Spread
-from outliers.specification.recipe import Recipe
+from outliers.config.recipe import Recipe
+from outliers.criterion import ALPHA
+from outliers.errors import UserError
+from outliers.metrics import records
+from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT
 from outliers.subjects.cell import Cell, CellPlan
 from outliers.subjects.training_run import TrainingRun
 from outliers.variants.quantized import EXACT
@@ -37,10 +37,11 @@ TEXTS = {  # descriptions of the training texts, by field
 Seeds = Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Split, Field(min_length=1), Once]
 
 
-class Training(Spread):
+class Training(Experiment):
     """Training runs that differ in one thing each: rungs of the pocket ladder on its text, or a model on WikiText-2."""
 
-    experiment = "training"
+    takes = ON_ENGINE
+    command = "training"
 
     name: Name = "training"
     shows: Line | None = "causes"
@@ -72,9 +73,13 @@ class Training(Spread):
         runs = {name: common | run if isinstance(run, dict) else run for name, run in by_name.items()}
         return fields | {"runs": runs}
 
+    @property
+    def all_schemes(self) -> list:
+        return []  # alpha is for outlier features, too
+
     def check(self) -> None:
         """Raise UserError if a run is not of a causal language model, or a training text or start model is missing."""
-        from outliers.specification.validate import check_model  # late, for `--help` does not need it
+        from outliers.config.validate import check_model  # late, for `--help` does not need it
 
         for name, run in self.runs.items():
             if run.objective != "next tokens":

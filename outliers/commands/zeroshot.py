@@ -5,17 +5,18 @@ from itertools import product
 from pydantic import Field
 
 from outliers.commands import Command
+from outliers.config.experiment import ON_ENGINE, UNDER_SCHEMES, Experiment
+from outliers.config.fields import Data, Limit, Models, Name, Names, Schemes, Threshold
 from outliers.criterion import ALPHA
 from outliers.metrics import records
-from outliers.specification.fields import Data, Limit, Models, Name, Names, Schemes, Threshold
-from outliers.specification.kinds import OfSchemes, Spread
 from outliers.subjects.causal import Pretrained
 from outliers.subjects.cell import Cell, CellPlan
 
 
-class ZeroShot(OfSchemes, Spread):
+class ZeroShot(Experiment):
     """Zero-shot accuracy by the language model evaluation harness (Figure 1)."""
 
+    takes = (*ON_ENGINE, *UNDER_SCHEMES)
     view = "outliers.views.zeroshot:zeroshot_section"
 
     name: Name = "zeroshot"
@@ -30,6 +31,12 @@ class ZeroShot(OfSchemes, Spread):
     data: Data = None
     limit: Limit = None
     alpha: Threshold = ALPHA
+
+    def check(self) -> None:
+        from outliers.text.task_data import check_task  # late, for `--help` does not need it
+
+        for task in self.tasks:
+            check_task(task)
 
     def plans(self) -> list[CellPlan]:
         metrics = [records.ZeroShot(task=task, **self.model_dump(include={"data", "limit"})) for task in self.tasks]

@@ -16,7 +16,7 @@ from outliers.metrics.perplexity import perplexities
 from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import attends, check_features, features_of
 from outliers.models.anatomy.examples import Block
-from outliers.models.anatomy.views import view_of
+from outliers.models.anatomy.stack_views import stack_view
 from outliers.models.stream import apart
 from outliers.terminal.progress import expect_passes, with_bar
 from outliers.text.blocks import sequences
@@ -163,7 +163,7 @@ def ablate(
     features, methods, where = list(features), list(methods), list(where)
     width = features_of(model)
     plan(features, width, methods, controls, seed, where)  # reports mistakes before the text is traced
-    if (view := view_of(model, stack)).cross:
+    if (view := stack_view(model, stack)).cross:
         raise UserError("the encoder's states in cross-attention cannot be ablated; expected 'encoder' or 'decoder'")
     before = f"{view.written}." if stack else ""
     traced = trace(model, blocks, STREAM, alpha, attention=False, stack=stack)

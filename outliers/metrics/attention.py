@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError
 from outliers.metrics.measurement import Measurement, MemoryNeeds, loaded
 from outliers.models.anatomy import attends
-from outliers.models.anatomy.views import of_stack, views_of
+from outliers.models.anatomy.stack_views import of_stack, stack_views
 from outliers.models.attention import eager
 from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import attention_hooks
@@ -19,8 +19,8 @@ from outliers.models.stream import AS_IT_IS, Variant
 from outliers.subjects.cell import Cell
 from outliers.subjects.model_cache import ModelCache, naming
 from outliers.variants.ablated import Ablated, Intervention
-from outliers.variants.edges import ROLES, Place
-from outliers.variants.together import Together, parts_of
+from outliers.variants.edges import Place
+from outliers.variants.together import Together
 
 PROBABILITIES = 4  # matrices (heads, T, T) of a layer: scores and probabilities, without and with an intervention
 
@@ -65,7 +65,7 @@ def attended(
     blocks: token ids, int64 (blocks, T), or any iterable of (T,). questions: ablations with the metrics to compute
     under each. variant: a change of the whole model, such as a scheme.
     """
-    views = views_of(model)
+    views = stack_views(model)
     places: dict[str, list] = {name: [] for name in views}  # the layer and the number of queries of each visit
     measured: dict[str, dict[AttentionComputation, list[torch.Tensor]]] = {
         name: {computation: [] for _, computations in questions for computation in computations} for name in views
@@ -193,12 +193,10 @@ def _parted(variant: Variant) -> tuple[Variant, Ablated]:
     An ablation of whole roles changes the input of the q/k/v projection. An ablation of edges that other projections
     read too is part of the change of the whole model.
     """
-    *others, last = parts_of(variant)
-    if isinstance(last, Ablated) and set(last.where) <= ROLES.keys():
-        last = Ablated(last.intervention)
-    elif not isinstance(last, Ablated) or not last.in_attention:
+    *others, last = variant.parts
+    if last.at_attention is None:
         return variant, Ablated(Intervention(()))
-    return Together(tuple(others)) if others else AS_IT_IS, last
+    return Together(tuple(others)) if others else AS_IT_IS, last.at_attention
 
 
 MEASUREMENT = AttentionMeasurement()

@@ -27,7 +27,7 @@ class ContinuationMeasurement(CellMeasurement):
         subject = cell.subject
         if (family := family_of(subject.config).name) != CAUSAL.name:
             raise UserError(f"'{subject.model}' is of the family '{family}' and continues no text; use another metric")
-        if getattr(subject.settings, "stream", False):
+        if subject.experiment.stream:
             raise UserError("a continuation reads all layers for each token; leave --stream out")
         if _prompt_length(cell) < 1:
             raise UserError(
@@ -51,7 +51,7 @@ class ContinuationMeasurement(CellMeasurement):
 def _prompt_length(cell: Cell) -> int:
     """Return how many tokens of the block are continued: as many as the context has room for."""
     context = context_length(cell.subject.config) or sys.maxsize
-    return min(cell.metric.prompt, cell.subject.settings.block, context - cell.metric.tokens)
+    return min(cell.metric.prompt, cell.subject.experiment.block, context - cell.metric.tokens)
 
 
 @inference

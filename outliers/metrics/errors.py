@@ -23,7 +23,7 @@ from outliers.subjects.cell import Cell
 from outliers.subjects.model_cache import ModelCache, naming
 from outliers.variants.peer import Against
 from outliers.variants.quantized import EXACT, Quantized
-from outliers.variants.together import Together, others_of, parts_of, schemes_of
+from outliers.variants.together import Together
 
 Place = tuple[int, str, str]  # of a projection: layer, role and path
 
@@ -120,7 +120,7 @@ class _ErrorObserver:
             yield
 
     def _is_other(self, number: int, module: nn.Module) -> bool:
-        return isinstance(module, QuantizedLinear) or isinstance(self.variants[number], Against)
+        return isinstance(module, QuantizedLinear) or bool(self.variants[number].others)
 
     def _see_units(self, layer: int, _expert: int, tokens: torch.Tensor, x: torch.Tensor) -> None:
         self._see_input(layer, "ffn_out", x, tokens)
@@ -178,8 +178,8 @@ class ErrorsMeasurement(Measurement):
         return _parted(cell)[0].name
 
     def memory_needs(self, cells: Sequence[Cell]) -> MemoryNeeds:
-        schemes = (quantized.scheme for cell in cells for quantized in schemes_of(cell.variant))
-        return MemoryNeeds((stored_bytes(schemes),), others=sum(len(others_of(cell.variant)) for cell in cells))
+        schemes = (quantized.scheme for cell in cells for quantized in cell.variant.schemes)
+        return MemoryNeeds((stored_bytes(schemes),), others=sum(len(cell.variant.others) for cell in cells))
 
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(cells) * len(cells[0].subject.blocks)
@@ -211,7 +211,7 @@ def _parted(cell: Cell) -> tuple[Variant, list[Quantized | Against]]:
     """
     if isinstance(cell.metric, Inputs):
         return cell.variant, []
-    *others, scheme = parts_of(cell.variant)
+    *others, scheme = cell.variant.parts
     if not scheme.has_errors:
         raise UserError(
             f"errors under '{cell.variant.name}', which leaves no projection quantized; expected a scheme such as "

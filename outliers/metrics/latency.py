@@ -20,7 +20,6 @@ from outliers.quantization.caches import QuantizedCache, cache
 from outliers.subjects.cell import Cell
 from outliers.subjects.model_cache import ModelCache
 from outliers.text.blocks import tokens_hash
-from outliers.variants.together import apart_from_cache, parts_of
 
 
 class Timings(NamedTuple):
@@ -88,7 +87,7 @@ class LatencyMeasurement(Measurement):
 
     def memory_needs(self, cells: Sequence[Cell]) -> MemoryNeeds:
         """Forecast the quantized model alone, with keys and values of the largest batch."""
-        quantizes = any(part.has_codes for cell in cells for part in parts_of(cell.variant))
+        quantizes = any(part.has_codes for cell in cells for part in cell.variant.parts)
         return MemoryNeeds(
             ((1, -1),) if quantizes else (),  # codes instead of weights
             block=max(cell.metric.prompt for cell in cells),
@@ -103,8 +102,7 @@ class LatencyMeasurement(Measurement):
         with cell.subject.under(model_cache, cell.variant, provenance) as model:
             timings = encoding(model, prompts, metric.repeats, model_cache.bar.see) if encodes(model.config) else None
             if generates(model.config):
-                _, formats = apart_from_cache(cell.variant)
-                empty = partial(cache, model, formats) if formats else None
+                empty = partial(cache, model, cell.variant.cache) if cell.variant.cache else None
                 generated = latency(model, prompts, metric.tokens, metric.repeats, model_cache.bar.see, empty)
                 timings = generated._replace(encodings=timings.encodings) if timings else generated
             return [timings]

@@ -42,7 +42,7 @@ class LayersMeasurement(Measurement):
     """The measurement of all layers of a resident model under one variant."""
 
     def check(self, cell: Cell) -> None:
-        if getattr(cell.subject.settings, "stream", False):
+        if cell.subject.experiment.stream:
             raise UserError("layers one by one of a streamed model; expected one in memory: leave --stream out")
 
     def steps(self, cells: Sequence[Cell]) -> int:

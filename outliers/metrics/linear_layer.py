@@ -39,10 +39,10 @@ class LinearLayerMeasurement(Measurement):
         self, model_cache: ModelCache, cells: Sequence[Cell], _part: slice, _provenance: dict
     ) -> list[dict[str, list[float]]]:
         """Return milliseconds by implementation and round."""
-        (cell,), settings = cells, cells[0].subject.settings
-        device, shape = find_device(settings.device), _shape(cell)
+        (cell,), experiment = cells, cells[0].subject.experiment
+        device, shape = find_device(experiment.device), _shape(cell)
         seconds, see = cell.metric.seconds, model_cache.bar.see
-        return [milliseconds(ways(*shape, device, DTYPES[settings.dtype]), device, seconds, see)]
+        return [milliseconds(ways(*shape, device, DTYPES[experiment.dtype]), device, seconds, see)]
 
     def values(self, cell: Cell, results: list[dict[str, list[float]]]) -> list[dict]:
         return [value for row in rows_of(_shape(cell), *results) for value in _tidy(cell.metric.name, row)]

@@ -17,7 +17,6 @@ from outliers.subjects.cell import Cell, Stages, following
 from outliers.subjects.model_cache import ModelCache, naming
 from outliers.terminal.forecaster import Steps
 from outliers.terminal.progress import Progress, taken
-from outliers.variants.together import others_of, schemes_of
 
 FLOAT = 4  # bytes of a float32 number
 DIGITS = ".7g"  # format with the digits of float32
@@ -30,7 +29,7 @@ class MemoryNeeds(NamedTuple):
     per_weight: for each variant, of which one is there at a time, what is stored beside each weight of a projection or
     instead of it, see `stored_bytes`. attention, logits: number of simultaneous matrices (heads, T, T) of a layer and
     (T, vocabulary). variants, roles: number of variants under which each block passes a streamed model, and of its
-    hidden states that are kept until its last layer. block: tokens of a block, if not those of the settings; batch:
+    hidden states that are kept until its last layer. block: tokens of a block, if not those of the experiment; batch:
     number of blocks in a pass. cached: tokens whose keys and values are kept. others: number of other models in memory.
     options: options that an error message may suggest to change.
     """
@@ -80,14 +79,6 @@ class Measurement(ABC):
         """Return what a row depends on beside its subject, its variant and the code."""
         return {}
 
-    def stored_result(self, cell: Cell, provenance: dict, planner: Any) -> list[tuple] | None:
-        """Return the parts of a cell's result if files are kept beside its row, measuring those that are missing; else
-        None.
-
-        The parts have the form of the planner's `measure_cells`.
-        """
-        return None
-
     def shared(self, cell: Cell) -> Hashable:
         """Return the key of cells of one subject that are measured together; by default every cell has its own."""
         return id(cell)
@@ -104,10 +95,10 @@ class Measurement(ABC):
         variants = {cell.variant.name: cell.variant for cell in cells}.values()
         drawn = any(getattr(cell.metric, "draws", 1) > 1 for cell in cells)
         per_weight = tuple(
-            stored_bytes((quantized.scheme for quantized in schemes_of(variant)), drawn) for variant in variants
+            stored_bytes((quantized.scheme for quantized in variant.schemes), drawn) for variant in variants
         )
         return MemoryNeeds(
-            per_weight, variants=len(variants), others=max(len(others_of(variant)) for variant in variants)
+            per_weight, variants=len(variants), others=max(len(variant.others) for variant in variants)
         )
 
     @abstractmethod

@@ -765,7 +765,7 @@ class OriginsMeasurement(CellMeasurement):
     cost = 2.5
 
     def check(self, cell: Cell) -> None:
-        metric, block = cell.metric, cell.subject.settings.block
+        metric, block = cell.metric, cell.subject.experiment.block
         if not metric.features:
             raise UserError("no feature is given; expected features of the residual stream, such as --features 3,17")
         check_accountable(cell.subject.config, width_of(cell.subject.config), metric.features)

@@ -67,7 +67,7 @@ def exchange_losses(
     places.
     """
     variants = [exchange.variant for exchange in wanted]
-    if not is_streamed(model) and isinstance(variant, Cached):
+    if not is_streamed(model) and variant.cache:
         return _from_inputs(model, blocks, variants)
     if is_streamed(model) or wanted[0].field != "layer":
         return variant_losses(model, blocks, variants)
@@ -123,12 +123,12 @@ class PlacesMeasurement(Measurement):
         subject, metric = cell.subject, cell.metric
         model, (variant,) = loaded(model_cache, subject, [cell.variant], provenance)
         wanted = exchanges(model, variant, metric.by)
-        is_scheme, streamed = isinstance(variant, Quantized), is_streamed(model)
+        streamed = is_streamed(model)
         passes = _kinds(cell) * passes if streamed else passes if _is_by_layer(cell) else 1
         blocks = model_cache.counted(subject.blocks[part], passes)
         with (
             naming(subject.name, variant.name),
-            model_cache.under(variant) if is_scheme and not streamed else nullcontext(model) as changed,
+            model_cache.under(variant) if variant.schemes and not streamed else nullcontext(model) as changed,
         ):
             draws = [_drawn_losses(coded(changed), blocks, variant, wanted, draw) for draw in range(metric.draws)]
         by_place = zip(wanted, zip(*draws, strict=True), strict=True)
@@ -154,7 +154,7 @@ def _passes(cell: Cell) -> int:
 
 def _is_by_layer(cell: Cell) -> bool:
     """Return whether all layers share the passes of a block, each from its stored input."""
-    return cell.metric.by == "layer" and not isinstance(cell.variant, Cached)
+    return cell.metric.by == "layer" and not cell.variant.cache
 
 
 def _count(cell: Cell) -> int:
@@ -164,19 +164,18 @@ def _count(cell: Cell) -> int:
         UserError: the variant is no scheme or cache that quantizes, has no such places, or is limited to some already.
     """
     variant, config, by = cell.variant, cell.subject.config, cell.metric.by
-    is_cache, is_other = isinstance(variant, Cached), isinstance(variant, Against)
     if not variant.place_kinds:
         raise UserError(
             f"'{variant.name}' has no places to quantize; expected a scheme that quantizes, such as absmax, or kv=int4"
         )
     if variant.is_of_places:
         raise UserError(f"'{variant.name}' quantizes some places already; expected a scheme, or a cache, of all")
-    if by not in variant.place_kinds and (is_other or by != "expert"):
+    if by not in variant.place_kinds and (variant.others or by != "expert"):
         raise UserError(
             f"'{variant.name}' has no places by {by}; expected heads of a cache, stacks of a scheme, or roles"
         )
     if by == "expert":
-        if is_cache or not (count := count_experts(config)):
+        if variant.cache or not (count := count_experts(config)):
             raise UserError(f"'{cell.subject.name}' has no experts under '{variant.name}'; leave 'expert' out")
         return count
     if by == "layer":
@@ -185,10 +184,11 @@ def _count(cell: Cell) -> int:
         return len(stacks_of(config))
     if by == "head":
         return count_layers(config) * (getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-    if is_cache:
-        return sum(format is not None for format in variant.formats)
+    if variant.cache:
+        return sum(format is not None for format in variant.cache)
     roles = {role for stack in stacks_of(config) for role in QUANTIZED if getattr(stack, role)}
-    return len(roles) + (0 if is_other else (variant.scheme.attention is not None) + variant.scheme.routers)
+    schemes = (quantized.scheme for quantized in variant.schemes)
+    return len(roles) + sum((scheme.attention is not None) + scheme.routers for scheme in schemes)
 
 
 def _drawn_losses(

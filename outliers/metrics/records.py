@@ -6,11 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
-from outliers.criterion import ALPHA, PAPER
-from outliers.errors import UserError
-from outliers.models.plugins import plugins
-from outliers.models.pocket.ladder import CHECKPOINTS
-from outliers.specification.fields import (
+from outliers.config.fields import (
     Batch,
     Checked,
     Count,
@@ -29,6 +25,10 @@ from outliers.specification.fields import (
     Threshold,
     Tokens,
 )
+from outliers.criterion import ALPHA, PAPER
+from outliers.errors import UserError
+from outliers.models.plugins import plugins
+from outliers.models.pocket.ladder import CHECKPOINTS
 
 if TYPE_CHECKING:
     from outliers.metrics.measurement import Measurement
@@ -43,10 +43,11 @@ class Metric(Checked):
 
     name: the name in rows and on the command line. home: the file of this package with its `MEASUREMENT`, which is
     imported when something is measured; by default the file of its name. measured_by: the `Measurement` of a custom
-    metric. subject: location of the class of its subject, which is made from model, revision and settings; None if the
-    subject is no model. timed: whether it measures time, so that rows depend on the machine. needs: fields of
-    its rows' provenance and of each value that its tables and figures use. view: a function of its flat rows that
-    returns an `outliers.show.section.Section`, or its location; the field `scheme` of these rows is their variant.
+    metric. subject: location of the class of its subject, which is made from model, revision and experiment; None if it
+    is no model. timed: whether it measures time, so that rows depend on the machine. is_stored: whether the
+    planner keeps its result, a trace, in files beside the row. needs: fields of its rows' provenance and of each value
+    that its tables and figures use. view: a function of its flat rows that returns an
+    `outliers.show.section.Section`, or its location; the field `scheme` of these rows is their variant.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -56,6 +57,7 @@ class Metric(Checked):
     measured_by: "ClassVar[Measurement | None]" = None
     subject: ClassVar[str | None] = "outliers.subjects.causal:Causal"
     timed: ClassVar[bool] = False
+    is_stored: ClassVar[bool] = False
     needs: ClassVar[tuple[str, ...]] = ()
     view: ClassVar[str | Callable | None] = None
 
@@ -325,7 +327,7 @@ class Top1(AttentionMetric):
     name = "top1"
 
 
-class Trace(Metric):
+class TraceMetric(Metric):
     """Outlier features, and their statistics in Table 4, from hidden states."""
 
     name = "trace"
@@ -336,11 +338,13 @@ class Trace(Metric):
     details: bool = Field(False, description="Also give rows of each feature, layer and position.")
 
 
-class StoredTrace(Trace):
+class StoredTrace(TraceMetric):
     """A trace that is also stored in files beside the rows; only these have the tokens that carry the features.
 
     An importance matrix and masks are further files.
     """
+
+    is_stored = True
 
     tokens: bool = Field(False, exclude=True)
     imatrix: bool = Field(False, exclude=True)

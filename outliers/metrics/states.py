@@ -40,14 +40,14 @@ class StatesMeasurement(Measurement):
             )
 
     def shared(self, cell: Cell) -> tuple:
-        return None if cell.subject.settings.stream else cell.variant.name, cell.metric.draws
+        return None if cell.subject.experiment.stream else cell.variant.name, cell.metric.draws
 
     def memory_needs(self, cells: Sequence[Cell]) -> MemoryNeeds:
         memory_needs = super().memory_needs(cells)
         # with exact states that are kept until those under a variant come
         compares = any(cell.metric.computation.compares for cell in cells)
-        settings = cells[0].subject.settings
-        several = not settings.stream and find_device(settings.device).type == "cpu"
+        experiment = cells[0].subject.experiment
+        several = not experiment.stream and find_device(experiment.device).type == "cpu"
         return memory_needs._replace(variants=memory_needs.variants + 2 * compares, batch=AT_ONCE if several else 1)
 
     def steps(self, cells: Sequence[Cell]) -> int:

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.metrics.attention import AttentionComputation, Visits, attended
-from outliers.models.anatomy.views import view_of
+from outliers.models.anatomy.stack_views import stack_view
 from outliers.models.stream import AS_IT_IS, Variant
 from outliers.show import units
 from outliers.variants.ablated import Ablated, Intervention
@@ -33,7 +33,7 @@ def top1_softmax(
     """
     ablations = [change if isinstance(change, Ablated) else Ablated(change) for change in interventions]
     results = attended(model, blocks, [(ablated, [COMPUTATION]) for ablated in ablations], variant)
-    return [by_view[view_of(model, stack).name][1] for (by_view,) in results]
+    return [by_view[stack_view(model, stack).name][1] for (by_view,) in results]
 
 
 def _measure(probabilities: torch.Tensor, _visible: torch.Tensor, _cross: bool) -> torch.Tensor:

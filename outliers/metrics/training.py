@@ -155,7 +155,7 @@ class TrainingMeasurement(Measurement):
         self, model_cache: ModelCache, cells: Sequence[Cell], _part: slice, _provenance: dict
     ) -> list[RunResult]:
         run, metric = cells[0].subject, cells[0].metric
-        model = start(run.recipe, run.seed, find_device(run.settings.device))
+        model = start(run.recipe, run.seed, find_device(run.experiment.device))
         fields = {"architecture": model.config.model_type, "parameters": model.num_parameters()}
         with naming(run.name):
             at = {*metric.watched, run.recipe.steps}

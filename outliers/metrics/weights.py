@@ -47,7 +47,7 @@ class WeightsMeasurement(Measurement):
     splits = False
 
     def check(self, cell: Cell) -> None:
-        if getattr(cell.subject.settings, "stream", False):
+        if cell.subject.experiment.stream:
             raise UserError("weights under a variant of a streamed model; expected one in memory: leave --stream out")
 
     def steps(self, cells: Sequence[Cell]) -> int:

@@ -257,7 +257,7 @@ class ZeroShotMeasurement(Measurement):
         Raises:
             UserError: the model is streamed; as `load_tasks`.
         """
-        if getattr(cell.subject.settings, "stream", False):
+        if cell.subject.experiment.stream:
             raise UserError("zero-shot tasks of a streamed model; expected one in memory: leave --stream out")
         _task(cell.metric)
 

@@ -56,6 +56,66 @@ class Variant(Protocol):
         return False
 
     @property
+    def is_exact(self) -> bool:
+        """Whether the model is unchanged, whatever the options."""
+        return False
+
+    @property
+    def is_prefix(self) -> bool:
+        """Whether the variant puts tokens before every sequence."""
+        return False
+
+    @property
+    def package(self) -> str | None:
+        """The library that the variant needs, if it does not come with this one."""
+        return None
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether schemes that are applied after the variant can share codes with those applied without it."""
+        return False
+
+    @property
+    def parts(self) -> "tuple[Variant, ...]":
+        """The variants of which this one consists, in the order in which they are applied."""
+        return (self,)
+
+    @property
+    def schemes(self) -> "tuple[Variant, ...]":
+        """The parts that are schemes of ours, `outliers.Quantized`."""
+        return ()
+
+    @property
+    def others(self) -> "tuple[Variant, ...]":
+        """The parts that are other models."""
+        return ()
+
+    @property
+    def cache(self) -> tuple | None:
+        """The formats of a quantized cache, `outliers.quantization.cache_formats.Formats`."""
+        return None
+
+    @property
+    def without_cache(self) -> "Variant":
+        return self
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether the calibration must have the magnitudes of keys."""
+        return False
+
+    @property
+    def changes(self) -> list[str]:
+        """The terms of the name without a scheme's format and threshold."""
+        return [self.name]
+
+    @property
+    def at_attention(self) -> "Variant | None":
+        """The ablation of what attention reads that stands for the variant where attention is measured layer by
+        layer; None if it is none."""
+        return None
+
+    @property
     def name(self) -> str:
         """The name in rows and messages; `outliers.variant` parses those of this project's variants."""
 
@@ -81,6 +141,11 @@ class AsItIs(Variant):
     """The variant that changes nothing."""
 
     name = "fp32"
+    is_exact = True
+
+    @property
+    def changes(self) -> list[str]:
+        return []
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
         return {}

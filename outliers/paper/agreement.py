@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from outliers.commands.measure import Cells
+from outliers.config.fields import text_label
 from outliers.errors import UserError, meant
 from outliers.files import writing
 from outliers.models.load import load_tokenizer
@@ -20,7 +21,6 @@ from outliers.show.section import FINDINGS, Finding, Section
 from outliers.show.tables import MISSING, Table
 from outliers.show.words import NAMED, listed
 from outliers.show.write import write
-from outliers.specification.fields import text_label
 from outliers.subjects.model_cache import ModelCache
 from outliers.terminal.command import called
 from outliers.text.blocks import load_text

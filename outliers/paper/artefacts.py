@@ -13,16 +13,16 @@ from outliers.commands.latency import Latency
 from outliers.commands.measure import Cells
 from outliers.commands.memory import Memory
 from outliers.commands.origins import Account
-from outliers.commands.sweep import Experiment
+from outliers.commands.sweep import Sweep
 from outliers.commands.trace import OneModel
 from outliers.commands.training import Training
 from outliers.commands.zeroshot import ZeroShot
+from outliers.config.experiment import Experiment
 from outliers.errors import unknown_name
 from outliers.paper.linear_layers import LinearLayers
 from outliers.paper.published import BLOG, Artefact, Published
 from outliers.published.numbers import model_key, numbers_of
 from outliers.show.axes import count_label
-from outliers.specification.kinds import Named
 from outliers.views.attention import attention_section
 from outliers.views.causes import causes_section
 from outliers.views.emergence import table4
@@ -65,7 +65,7 @@ def _steps(rows: list[dict]) -> list[dict]:
     return _named([row | {"hardware": row["device_name"]} for row in steps])
 
 
-def _table(number: int, kind: type[Named], keys: tuple[str, ...], form: str = "{:.4g}", more: str = "", **of_ours):
+def _table(number: int, kind: type[Experiment], keys: tuple[str, ...], form: str = "{:.4g}", more: str = "", **of_ours):
     """Make the artefact of a numbered table of the paper.
 
     more: an addition to the name of the source. of_ours: fields of `Artefact` that measure and show our values.
@@ -78,7 +78,7 @@ FIGURE1 = ("model", "task", "metric", "scheme")
 RECIPE = ("model", "int8", "decomposition")
 SCORES = ", scores of GLUE tasks"  # none was measured: our runs give perplexities
 ARTEFACTS = {
-    "table1": _table(1, Experiment, ("model", "scheme"), "{:.2f}", measured=_named),
+    "table1": _table(1, Sweep, ("model", "scheme"), "{:.2f}", measured=_named),
     "figure1": Artefact(
         "Figure 1",
         ZeroShot,
@@ -102,20 +102,20 @@ BEYOND = {
     "origins": Artefact("Origins", Account),
     "ablation": Artefact("Ablation", Ablation),
     "damage": Artefact("Damage", Damage),
-    "sweep": Artefact("Sweep", Experiment),
+    "sweep": Artefact("Sweep", Sweep),
     "token_losses": Artefact("Loss by token", Cells),
     "continuation": Artefact("Continuations", Cells),
     "remedies": Artefact("Remedies", Cells, view=remedies_section),
-    "attention": Artefact("Attention in int8", Experiment, view=attention_section),
+    "attention": Artefact("Attention in int8", Sweep, view=attention_section),
     "causes": Artefact("Causes", Training, view=causes_section),
-    "families_table1": Artefact("Other families", Experiment),
-    "pictures_table1": Artefact("Other families, pictures", Experiment),
+    "families_table1": Artefact("Other families", Sweep),
+    "pictures_table1": Artefact("Other families, pictures", Sweep),
     "families_table4": Artefact("Outlier features of other families", Emergence, view=families_section),
 }
 ARTEFACTS |= BEYOND
 
 
-def check_shown(config: Named) -> None:
+def check_shown(config: Experiment) -> None:
     """Raise UserError unless the experiment's field `shows` names a table or figure of its kind."""
     names = [name for name, artefact in ARTEFACTS.items() if artefact.kind is type(config)]
     if config.shows not in names:

@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from outliers.commands import Command
-from outliers.specification.files import is_meant_as_experiment
+from outliers.config.files import is_meant_as_experiment
 from outliers.terminal.command import DryRun, Force, Models, Out, models_of, typed
 
 DEFAULT, PUBLISHED = "pocket", "published"
@@ -35,7 +35,7 @@ def report(
         print(compare([*places[1:], *models_of(models)], device or "cpu", out, redraw))
         return
     name, *others = places if places and is_meant_as_experiment(places[0]) else [DEFAULT, *places]
-    from outliers.specification.validate import check_configs  # late, as it imports the hub's library
+    from outliers.config.validate import check_configs  # late, as it imports the hub's library
 
     models = models_of([*others, *models])
     check_configs(models)

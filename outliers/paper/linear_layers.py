@@ -2,20 +2,21 @@
 
 from typing import Literal
 
+from outliers.config.experiment import ON_MACHINE, Experiment
+from outliers.config.fields import Name, Shapes
 from outliers.metrics.records import LinearLayer, Timed
-from outliers.specification.fields import Name, Shapes
-from outliers.specification.kinds import Machine
 from outliers.subjects import layer
 from outliers.subjects.cell import Cell, CellPlan
 from outliers.variants.quantized import EXACT
 
 
-class LinearLayers(Timed, Machine):
+class LinearLayers(Timed, Experiment):
     """The first feed-forward layer of models of some dimensions: d features and 4 d outputs, or a shape (Table 5).
 
     dtype: the 16-bit type.
     """
 
+    takes = ON_MACHINE
     view = "outliers.views.linear_layer:linear_layer_section"
     with_weights = False
 

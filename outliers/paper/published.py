@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from outliers.config.experiment import Experiment
 from outliers.published.numbers import Key
 from outliers.show.section import View
 from outliers.show.tables import MISSING, Table
-from outliers.specification.kinds import Named
 
 BLOG = "bitsandbytes integration blog"  # huggingface.co/blog/hf-bitsandbytes-integration
 
@@ -35,7 +35,7 @@ class Artefact(NamedTuple):
     """
 
     label: str
-    kind: type[Named]
+    kind: type[Experiment]
     published: Published | None = None
     measured: Callable[[list[dict]], Iterable[Mapping]] | None = None
     view: View | None = None

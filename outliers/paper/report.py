@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outliers.commands.trace import OneModel
+from outliers.config.experiment import Experiment
+from outliers.config.files import experiment_files, make_experiment, read_experiment
 from outliers.errors import NoOutlier, UserError, unknown_name
 from outliers.files import PAGE, write_whole
 from outliers.models.names import short_name
@@ -18,8 +20,6 @@ from outliers.show.page import page
 from outliers.show.section import Context, Section, section_of
 from outliers.show.value import records
 from outliers.show.write import files_of, write_files
-from outliers.specification.files import experiment_files, make_experiment, read_experiment
-from outliers.specification.kinds import Named
 from outliers.terminal.command import called, typed
 from outliers.terminal.progress import Progress
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def experiments(name: str, device: str | None = None, models: Sequence[str] = ()) -> list[Named]:
+def experiments_of(name: str, device: str | None = None, models: Sequence[str] = ()) -> list[Experiment]:
     """Return the validated experiments of a name: a set ("pocket", "paper"), one that the project ships, or a file.
 
     device: overrides the device in the files. models: override the models in the files, if any are given.
@@ -41,11 +41,11 @@ def experiments(name: str, device: str | None = None, models: Sequence[str] = ()
     names = [known for known in experiment_files() if known.startswith(f"{name}/")] if name in sets else [name]
     if name not in sets and name not in experiment_files() and Path(name).suffix not in (".yaml", ".yml"):
         raise unknown_name("experiment", name, [*sorted(sets), *experiment_files()], "or the path of a .yaml file")
-    specs = [_validated(known, device, models) for known in names]
-    return sorted(specs, key=lambda spec: list(ARTEFACTS).index(spec.shows))
+    experiments = [_validated(known, device, models) for known in names]
+    return sorted(experiments, key=lambda experiment: list(ARTEFACTS).index(experiment.shows))
 
 
-def _validated(name: str, device: str | None, models: Sequence[str]) -> Named:
+def _validated(name: str, device: str | None, models: Sequence[str]) -> Experiment:
     fields = read_experiment(name)
     shows = fields.values.get("shows")
     if shows not in ARTEFACTS:
@@ -56,24 +56,23 @@ def _validated(name: str, device: str | None, models: Sequence[str]) -> Named:
         raise UserError(f"{name} takes one model, got {len(models)}: {', '.join(models)}; run it once for each model")
     others = {"device": device, "models": list(models), "candidates": list(models), "model": models and models[0]}
     given = {field: value for field, value in others.items() if value and field in kind.model_fields}
-    spec = make_experiment(fields.replaced(given), kind)
-    return _shortened(spec, models) if models and "block" in kind.model_fields else spec
+    experiment = make_experiment(fields.replaced(given), kind)
+    return _shortened(experiment, models) if models and "block" in kind.model_fields else experiment
 
 
-def _shortened(spec: Named, models: Sequence[str]) -> Named:
+def _shortened(experiment: Experiment, models: Sequence[str]) -> Experiment:
     """Shorten an experiment's blocks to the shortest context of these models, minus prefixed tokens."""
     from outliers.models.anatomy import context_length  # imports torch, as do the next two
     from outliers.models.load import load_config
-    from outliers.variants.together import parts_of
 
-    parts = [part for variant in getattr(spec, "variants", []) for part in parts_of(variant)]
+    parts = [part for variant in getattr(experiment, "variants", []) for part in variant.parts]
     prefix = max((len(getattr(part, "tokens", None) or ()) for part in parts), default=0)
-    contexts = {model: (context_length(load_config(model)) or spec.block + prefix) - prefix for model in models}
+    contexts = {model: (context_length(load_config(model)) or experiment.block + prefix) - prefix for model in models}
     shortest = min(contexts, key=contexts.get)
-    if contexts[shortest] >= spec.block:
-        return spec
-    logger.info(f"blocks of {contexts[shortest]} tokens, not {spec.block}: the context of {shortest} ends there")
-    return spec.model_copy(update={"block": contexts[shortest]})
+    if contexts[shortest] >= experiment.block:
+        return experiment
+    logger.info(f"blocks of {contexts[shortest]} tokens, not {experiment.block}: the context of {shortest} ends there")
+    return experiment.model_copy(update={"block": contexts[shortest]})
 
 
 def report(
@@ -93,39 +92,39 @@ def report(
     what is finished. redraw: draw from finished rows, and neither measure nor load a model.
 
     Raises:
-        UserError: as `experiments`; or nothing at all could be measured.
+        UserError: as `experiments_of`; or nothing at all could be measured.
     """
-    specs = experiments(name, device, models)
-    alone = len(specs) == 1
-    folder = out or (specs[0].folder if alone else _folder(name, specs))
-    places = [folder if alone else folder / Path(spec.name).name for spec in specs]
-    asked = [spec.model_copy(update={"shows": None}).model_dump_json() for spec in specs]
-    once: dict[str, tuple[Named, Path]] = {}  # Table 4 and Figures 3 and 4 share one measurement
-    for measurement, *pair in zip(asked, specs, places, strict=True):
+    experiments = experiments_of(name, device, models)
+    alone = len(experiments) == 1
+    folder = out or (experiments[0].folder if alone else _folder(name, experiments))
+    places = [folder if alone else folder / Path(experiment.name).name for experiment in experiments]
+    asked = [experiment.model_copy(update={"shows": None}).model_dump_json() for experiment in experiments]
+    once: dict[str, tuple[Experiment, Path]] = {}  # Table 4 and Figures 3 and 4 share one measurement
+    for measurement, *pair in zip(asked, experiments, places, strict=True):
         once.setdefault(measurement, tuple(pair))
     command = shlex.join([*called("report"), name, *models, *(["--device", device] if device else [])])
-    with Progress() if redraw else shared_bar(spec for spec, _ in once.values()) as bar:
-        bar.expect(RENDERING._replace(count=len(specs)))
+    with Progress() if redraw else shared_bar(experiment for experiment, _ in once.values()) as bar:
+        bar.expect(RENDERING._replace(count=len(experiments)))
         known = {key: _drawn(*pair) for key, pair in once.items()} if redraw else _all_measured(once, force, bar)
         if not any(rows for rows, _ in known.values()):
             raise UserError(str(next(reasons[0] for _, reasons in known.values())))
-        show_page(folder, page_request(specs))
+        show_page(folder, page_request(experiments))
         sections: list[Section] = []
         wrote = {PAGE: None}
-        for measurement, spec, place in zip(asked, specs, places, strict=True):
-            with rendering(bar, spec.name):
-                section = _without_repeats(shown_section(spec, place, *known[measurement]), sections)
+        for measurement, experiment, place in zip(asked, experiments, places, strict=True):
+            with rendering(bar, experiment.name):
+                section = _without_repeats(shown_section(experiment, place, *known[measurement]), sections)
                 sections.append(section)
                 if section.rows:
                     write_files(section, place)
                     wrote |= dict.fromkeys(str((place / file).relative_to(folder)) for file in files_of(section))
-        write_whole(folder / PAGE, page(_title(name, specs), sections, command))
+        write_whole(folder / PAGE, page(_title(name, experiments), sections, command))
     printed_sections = [f"{section.title}\n{'=' * len(section.title)}\n\n{section.terminal}" for section in sections]
     printed_sections.append(f"Rows, tables, figures and page: {folder}/{PAGE}")
     text = "\n" + "\n\n\n".join(printed_sections)
     rows = [row for rows, _ in known.values() for row in rows]
     again = redraw or any("failed" in row for row in rows) or not all(map(_is_final, known.values()))
-    record_run(folder, specs, None if again else report_output_key(typed("report")), command, wrote, text)
+    record_run(folder, experiments, None if again else report_output_key(typed("report")), command, wrote, text)
     return text, rows
 
 
@@ -134,10 +133,15 @@ def previewed(name: str, out: Path | None, device: str | None, models: Sequence[
     from outliers.runs.budget import preview
     from outliers.runs.run import prepared
 
-    specs = experiments(name, device, models)
-    folder = out or _folder(name, specs)
-    once = {spec.model_copy(update={"shows": None}).model_dump_json(): spec for spec in reversed(specs)}
-    return preview([(prepared(spec), folder / Path(spec.name).name) for spec in reversed(once.values())])
+    experiments = experiments_of(name, device, models)
+    folder = out or _folder(name, experiments)
+    once = {
+        experiment.model_copy(update={"shows": None}).model_dump_json(): experiment
+        for experiment in reversed(experiments)
+    }
+    return preview(
+        [(prepared(experiment), folder / Path(experiment.name).name) for experiment in reversed(once.values())]
+    )
 
 
 def _is_final(measured: tuple[list[dict], list]) -> bool:
@@ -146,55 +150,55 @@ def _is_final(measured: tuple[list[dict], list]) -> bool:
 
 
 def _all_measured(
-    asked: dict[str, tuple[Named, Path]], force: bool, bar: "Progress"
+    asked: dict[str, tuple[Experiment, Path]], force: bool, bar: "Progress"
 ) -> dict[str, tuple[list[dict], list]]:
     from outliers.subjects.model_cache import ModelCache  # imported late, because redrawing needs no torch
 
     model_cache = ModelCache(bar)
-    return {key: _measured(spec, place, force, model_cache, bar) for key, (spec, place) in asked.items()}
+    return {key: _measured(experiment, place, force, model_cache, bar) for key, (experiment, place) in asked.items()}
 
 
-def _drawn(spec: Named, folder: Path) -> tuple[list[dict], list[str]]:
-    rows = stored_rows(spec, folder)
+def _drawn(experiment: Experiment, folder: Path) -> tuple[list[dict], list[str]]:
+    rows = stored_rows(experiment, folder)
     return rows, [] if rows else [f"'{folder}' has no finished rows of this experiment"]
 
 
 def _measured(
-    spec: Named, folder: Path, force: bool, model_cache: "ModelCache", bar: "Progress"
+    experiment: Experiment, folder: Path, force: bool, model_cache: "ModelCache", bar: "Progress"
 ) -> tuple[list[dict], list]:
     """Measure an experiment; return its rows and the reasons for missing ones.
 
     If an experiment of several models fails, each model is tried alone. model_cache: keeps the model of the previous
     experiment loaded, because most experiments of a page share it.
     """
-    rows, reason = tried(spec, folder, force, model_cache, bar)
-    models = getattr(spec, "models", [])
+    rows, reason = tried(experiment, folder, force, model_cache, bar)
+    models = experiment.models
     if reason is None or len(models) < 2:
         return rows, [reason] if reason else []
-    copies = {model: spec.model_copy(update={"models": [model]}) for model in models}
+    copies = {model: experiment.model_copy(update={"models": [model]}) for model in models}
     tries = {model: tried(copied, folder, force, model_cache, bar) for model, copied in copies.items()}
     rows = [row for rows_of_model, _ in tries.values() for row in rows_of_model]
     return rows, [f"{model}: {why}" for model, (_, why) in tries.items() if why] if rows else [reason]
 
 
-def _folder(name: str, specs: Sequence[Named]) -> Path:
+def _folder(name: str, experiments: Sequence[Experiment]) -> Path:
     """Return the folder of a set's results; a set about a single model has one folder per model."""
-    models = [spec.folder.name for spec in specs if isinstance(spec, OneModel)]
+    models = [experiment.folder.name for experiment in experiments if isinstance(experiment, OneModel)]
     return Path("results", name, *models[:1])
 
 
-def shown_section(spec: Named, folder: Path, rows: list[dict], reasons: Sequence = ()) -> Section:
+def shown_section(experiment: Experiment, folder: Path, rows: list[dict], reasons: Sequence = ()) -> Section:
     """Make the section of an experiment's rows by its field `shows`, with the published numbers beside them.
 
     reasons: why rows are missing.
     """
-    artefact = ARTEFACTS[spec.shows]
+    artefact = ARTEFACTS[experiment.shows]
     section, beside = Section("", []), []
     if rows:
         view = artefact.view
-        section = section_of(view, rows, Context(spec, folder)) if view else show(spec, folder, rows)
+        section = section_of(view, rows, Context(experiment, folder)) if view else show(experiment, folder, rows)
     if artefact.published:
-        beside.append(comparison(spec.shows, artefact.published, artefact.ours(records(rows))))
+        beside.append(comparison(experiment.shows, artefact.published, artefact.ours(records(rows))))
     not_run = [str(reason) if isinstance(reason, NoOutlier) else f"Not run: {reason}" for reason in reasons]
     title = section.title
     if not title.startswith(artefact.label):
@@ -214,12 +218,12 @@ def _without_repeats(section: Section, others: Sequence[Section]) -> Section:
     return section._replace(findings=[finding for finding in section.findings if finding.text not in texts])
 
 
-def _title(name: str, specs: list[Named]) -> str:
-    label = ARTEFACTS[specs[0].shows].label
-    if len(specs) > 1 and isinstance(specs[0], OneModel):
-        return f"Outlier features of {short_name(specs[0].model)} and their cost"
-    if specs[0].shows in BEYOND:
+def _title(name: str, experiments: list[Experiment]) -> str:
+    label = ARTEFACTS[experiments[0].shows].label
+    if len(experiments) > 1 and isinstance(experiments[0], OneModel):
+        return f"Outlier features of {short_name(experiments[0].model)} and their cost"
+    if experiments[0].shows in BEYOND:
         return label
-    if len(specs) == 1:
+    if len(experiments) == 1:
         return f"{label} of LLM.int8(): {name}"
     return f"The tables and figures of LLM.int8(): {name}"

@@ -11,7 +11,7 @@ from outlier_kernels.formats import ARITHMETICS, BLOCK, FORMATS, GROUPS, OPERAND
 from outliers.criterion import ALPHA, ROUTER, check_threshold
 from outliers.errors import UserError, shown, unknown_name
 from outliers.models.plugins import plugin_schemes
-from outliers.quantization.remedies import COSTLY, PRODUCTS, REMEDIES, SEARCH, STAGES, Kind, Remedy, Transform
+from outliers.quantization.remedies import COSTLY, PRODUCTS, REMEDIES, SEARCH, STAGES, Remedy, RemedyKind, Transform
 
 MOST = 3  # successive transforms in a layer
 FIELD_CHECKS = {  # field: the types of its values, and how an error message names them
@@ -55,7 +55,7 @@ class Scheme:
     weights: Quantizer | None
     outlier_threshold: float | None = None
     arithmetic: str = "exact"
-    remedies: tuple[Remedy | Kind | str, ...] | list[Remedy | Kind | str] = ()
+    remedies: tuple[Remedy | RemedyKind | str, ...] | list[Remedy | RemedyKind | str] = ()
 
     def __post_init__(self):
         for part, (kind, expected) in FIELD_CHECKS.items():
@@ -114,7 +114,7 @@ class Scheme:
         return self.name.partition("+")[0]
 
     def doing(self, what: str) -> list[Remedy]:
-        """Return the remedies whose `Kind` defines an action, such as "clips" or "around"."""
+        """Return the remedies whose `RemedyKind` defines an action, such as "clips" or "around"."""
         return [remedy for remedy in self.remedies if getattr(remedy.kind, what)]
 
     @property
@@ -411,7 +411,7 @@ def remedied(scheme: Scheme, written: str) -> Scheme:
     remedies = [Remedy.read(part) for part in written.split("+")]
     name = f"{scheme.name}+{written}"
     # Stages: the input itself, its transforms, the transformed input, the weight; remedies without a stage go anywhere.
-    stages = {part: REMEDIES.get(re.split("[=@]", part)[0], Kind()).stage for part in name.split("+")[1:]}
+    stages = {part: REMEDIES.get(re.split("[=@]", part)[0], RemedyKind()).stage for part in name.split("+")[1:]}
     given = [part for part, stage in stages.items() if stage]
     acting = sorted(given, key=lambda part: STAGES.index(stages[part]))
     if acting != given:

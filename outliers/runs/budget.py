@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from outliers.config.experiment import Experiment
 from outliers.errors import NoOutlier, UserError, first_of
 from outliers.models.load import DTYPES, find_device
 from outliers.quantization.schemes import BASELINE
@@ -16,7 +17,6 @@ from outliers.runs.forecast import Need, Room, need_of, room_of
 from outliers.runs.planner import Planner
 from outliers.runs.rows import part_key, read
 from outliers.show.value import grouped
-from outliers.specification.kinds import Settings
 from outliers.subjects.cell import Cell, CellPlan, Subject
 from outliers.terminal.amounts import durations, size
 from outliers.terminal.forecaster import RENDERING, Steps
@@ -32,49 +32,49 @@ NAMED = 12  # variants
 logger = logging.getLogger(__name__)
 
 
-def fit(spec: Settings, folder: Path, force: bool, measure: Callable[[Settings], None]) -> Settings:
-    """Return the specification with as many blocks as fit into its minutes, at most those that it names.
+def fit(experiment: Experiment, folder: Path, force: bool, measure: Callable[[Experiment], None]) -> Experiment:
+    """Return the experiment with as many blocks as fit into its minutes, at most those that it names.
 
     If an earlier run into the folder had the same minutes, its number of blocks is taken. Otherwise one block is timed,
     then two, and four if many fit.
 
     Args:
-        spec: with `minutes`.
+        experiment: with `minutes`.
         folder: of its results.
         force: ignore earlier runs.
-        measure: function that runs a specification, to time it.
+        measure: function that runs an experiment, to time it.
     """
-    blocks = None if force else _chosen(spec, folder)
+    blocks = None if force else _chosen(experiment, folder)
     if blocks is None:
-        most = spec.blocks if "blocks" in spec.model_fields_set else MOST
-        wanted = _that_fit(spec, measure, most)
-        blocks = _in_text(spec, wanted) if wanted > max(TRIED) else wanted
-    logger.info(f"{blocks} block{'' if blocks == 1 else 's'} in {spec.minutes:g} min")
-    return spec.of_blocks(blocks)
+        most = experiment.blocks if "blocks" in experiment.model_fields_set else MOST
+        wanted = _that_fit(experiment, measure, most)
+        blocks = _in_text(experiment, wanted) if wanted > max(TRIED) else wanted
+    logger.info(f"{blocks} block{'' if blocks == 1 else 's'} in {experiment.minutes:g} min")
+    return experiment.of_blocks(blocks)
 
 
-def _chosen(spec: Settings, folder: Path) -> int | None:
+def _chosen(experiment: Experiment, folder: Path) -> int | None:
     """Return the number of blocks of an earlier run of the same request with the same minutes."""
-    rows = [row for row in read(folder) if row.run.get("minutes") == spec.minutes]
+    rows = [row for row in read(folder) if row.run.get("minutes") == experiment.minutes]
     there = {part_key(row.request) for row in rows}
     for blocks in dict.fromkeys(row.request["subject"].get("blocks", 0) for row in reversed(rows)):
-        cells = chain.from_iterable(next(plan.stages) for plan in spec.of_blocks(blocks).plans())
+        cells = chain.from_iterable(next(plan.stages) for plan in experiment.of_blocks(blocks).plans())
         if any(part_key(cell.request) in there for cell in cells):
             return blocks
     return None
 
 
-def _that_fit(spec: Settings, measure: Callable[[Settings], None], most: int) -> int:
-    """Return the number of blocks that fit into the minutes of a specification, from the times of a few blocks."""
-    end, taken = time.monotonic() + 60 * spec.minutes - RENDERING.seconds, {}
+def _that_fit(experiment: Experiment, measure: Callable[[Experiment], None], most: int) -> int:
+    """Return the number of blocks that fit into the minutes of an experiment, from the times of a few blocks."""
+    end, taken = time.monotonic() + 60 * experiment.minutes - RENDERING.seconds, {}
     for blocks in TRIED:
         if blocks > most or (taken and blocks * taken[max(taken)] / max(taken) > (end - time.monotonic()) / 2):
             break
         begin = time.monotonic()
         try:
-            measure(spec.of_blocks(blocks))
+            measure(experiment.of_blocks(blocks))
         except NoOutlier:  # in so few blocks
-            return min(most, spec.blocks)
+            return min(most, experiment.blocks)
         taken[blocks] = time.monotonic() - begin
     *_, last = taken
     before = max((blocks for blocks in taken if 1 < blocks < last), default=0)  # the first one loaded the model
@@ -84,12 +84,12 @@ def _that_fit(spec: Settings, measure: Callable[[Settings], None], most: int) ->
     return max(1, min(most, math.floor((SPARE * (end - time.monotonic()) - once) / each)))
 
 
-def _in_text(spec: Settings, most: int) -> int:
+def _in_text(experiment: Experiment, most: int) -> int:
     """Return the number of blocks that the text has, at most `most`, by bisection."""
 
     def has(blocks: int) -> bool:
         try:
-            for plan in spec.of_blocks(blocks).plans():
+            for plan in experiment.of_blocks(blocks).plans():
                 plan.subject.prepare()
                 plan.subject.check(next(plan.stages))
         except UserError:
@@ -156,7 +156,7 @@ def _said(cells: list[Cell]) -> Iterator[str]:
 
 def _products(subject: Subject, steps: Iterable[Steps]) -> float:
     """Return the work of the steps of a subject, in multiplications of a token by a weight."""
-    return getattr(subject.settings, "block", 1) * sum(one.work for one in steps)
+    return subject.experiment.block * sum(one.work for one in steps)
 
 
 def _pace(device: torch.device, dtype: torch.dtype) -> float:

@@ -9,6 +9,8 @@ import torch
 from accelerate.utils import extract_model_from_parallel
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from outliers.config.experiment import Experiment
+from outliers.config.fields import text_label
 from outliers.criterion import ALPHA, PICTURES, check_threshold
 from outliers.errors import BrokenModel, UserError, shown
 from outliers.files import locked, write_whole
@@ -16,15 +18,13 @@ from outliers.metrics.records import Metric
 from outliers.metrics.trace import tidy
 from outliers.metrics.training import KURTOSES, flat, watch_views
 from outliers.models.anatomy.examples import Examples
-from outliers.models.anatomy.views import of_stack
+from outliers.models.anatomy.stack_views import of_stack
 from outliers.models.anatomy.weights import device_of
 from outliers.models.load import weights_hash
 from outliers.models.stream import AS_IT_IS
 from outliers.quantization.schemes import BASELINE
 from outliers.runs.planner import CODE
 from outliers.runs.rows import FILE, Row, Rows, append, read
-from outliers.specification.fields import text_label
-from outliers.subjects.cell import non_default
 from outliers.subjects.provenance import environment
 from outliers.text.blocks import tokens_hash
 from outliers.text.given import checked_ids
@@ -139,7 +139,8 @@ class OutlierCallback(TrainerCallback):
     def _row(self, step: int, model: torch.nn.Module, values: list[dict], seconds: float) -> Row:
         model = extract_model_from_parallel(model, keep_torch_compile=False)
         dtype, here = str(model.dtype).removeprefix("torch."), environment(device_of(model))
-        subject = {"model": self.name, "checkpoint": f"{STEP}{step}", **self.text, "dtype": dtype, **non_default(here)}
+        subject = {"model": self.name, "checkpoint": f"{STEP}{step}", **self.text, "dtype": dtype}
+        subject |= Experiment.model_construct(device=here["device"]).non_default()
         predicted = getattr(self.blocks, "protocol", "")
         provenance = {
             "weights_hash": weights_hash(model),

@@ -17,10 +17,10 @@ from typing import Any
 import psutil
 import torch
 
+from outliers.config.experiment import Experiment
 from outliers.errors import EngineLost, MeasurementFailed, UserError, reason_of
 from outliers.runs.engine import result_of, tried
 from outliers.runs.forecast import PROCESS, ModelRun, Need, Room, forecast, room_of
-from outliers.specification.kinds import Spread
 from outliers.subjects.cell import Task
 from outliers.subjects.model_cache import ModelCache
 from outliers.terminal.interrupt import asked_to_stop, stop_if_asked
@@ -49,12 +49,12 @@ class Cluster:
         UserError: Ray is not installed or cannot be reached, or no machine of it can hold a task.
     """
 
-    def __init__(self, spec: Spread, bar: Progress):
-        self.device, self.bar = spec.device, bar
+    def __init__(self, experiment: Experiment, bar: Progress):
+        self.device, self.bar = experiment.device, bar
         self.forecasts: dict[str, Need] = {}  # by model
         self.room = Room()  # of a worker
         # A part of a text reads all layers of a streamed model.
-        self.tasks_a_worker = 1 if getattr(spec, "stream", False) else TASKS_A_WORKER
+        self.tasks_a_worker = 1 if experiment.stream else TASKS_A_WORKER
         self.warned: set[str] = set()  # warnings of workers, each shown once
         self.name = uuid.uuid4().hex  # of this run: workers outlive it, but drop what they loaded for it
         self.needed: list[psutil.Process] = []  # processes of Ray on this machine that the run depends on

@@ -144,17 +144,18 @@ def forecast(model_runs: list[ModelRun], room: Room) -> tuple[list[Need], dict[s
 
 def model_run_of(subject: Any, memory_needs: MemoryNeeds) -> ModelRun:
     """Return the run of a subject that is a model."""
-    settings, family = subject.settings, family_of(subject.config)
-    wanted = {name: getattr(settings, name, None) for name in ("dtype", "device", "memory")}
+    experiment, family = subject.experiment, family_of(subject.config)
     return ModelRun(
         subject.name,
         shape_of(subject.config),
         missing_download(subject.model, subject.revision),
         memory_needs,
-        **wanted,
-        stream=getattr(settings, "stream", False),
-        block=memory_needs.block or (family.vocabulary(subject.config) if family.name_of else settings.block),
-        blocks=getattr(settings, "sequences", 1),
+        experiment.dtype,
+        experiment.device,
+        experiment.stream,
+        experiment.memory,
+        memory_needs.block or (family.vocabulary(subject.config) if family.name_of else experiment.block),
+        experiment.sequences,
     )
 
 

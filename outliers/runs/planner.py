@@ -2,6 +2,7 @@
 
 import logging
 import math
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -9,6 +10,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from outliers.config.experiment import Experiment
 from outliers.errors import BadWeights, BrokenModel, EngineLost, MeasurementFailed, UserError
 from outliers.metrics.measurement import Measurement, MemoryNeeds, bundles_of
 from outliers.models.names import full_name
@@ -17,14 +19,12 @@ from outliers.runs.engine import Here, tried
 from outliers.runs.forecast import ModelRun, model_run_of
 from outliers.runs.reprint import is_here
 from outliers.runs.rows import Row, Rows
-from outliers.specification.kinds import Named
 from outliers.subjects.cell import Cell, CellPlan, NotMeasured, Subject, Task, following
 from outliers.subjects.model_cache import ModelCache, check_same_weights, naming
 from outliers.subjects.provenance import code_hash, environment, joined, measuring
 from outliers.terminal.forecaster import FIXED, Steps
-from outliers.terminal.interrupt import stop_if_asked
+from outliers.terminal.interrupt import asked_to_stop, stop_if_asked
 from outliers.terminal.progress import Progress
-from outliers.variants.together import schemes_of
 
 if TYPE_CHECKING:
     from outliers.runs.cluster import Cluster
@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 SAME_FOR_EQUAL_WEIGHTS = ("architecture", "parameters", "tokens_hash")
 MOST_NAMED = 2  # failed cells that a warning lists if nothing of their model was measured; more are counted
+SECONDS_BETWEEN_SAVES = 30  # of a trace
 NAMED = 12  # cells that the name of a task lists; more are counted
 FINE = "the unquantized model is fine: the {} breaks it"
 # Of the fields of `environment`, the code is provenance of every row, the machine that of timed rows.
@@ -95,7 +96,7 @@ class Planner:
             for memory_needs in memory_needs_of(cells)
         ]
         model_runs = [model_run_of(subject, memory_needs) for subject, memory_needs in needs if memory_needs]
-        self.sizes = {one.name: one.shape.weights for one in model_runs}
+        self.sizes = {run.name: run.shape.weights for run in model_runs}
         return model_runs
 
     def estimated_steps(self, plan: CellPlan, cells: list[Cell]) -> Iterator[Steps]:
@@ -118,7 +119,7 @@ class Planner:
         missing: dict[str, list[Cell]] = defaultdict(list)  # by the key that they share under other names
         for cell, cell_provenance in provenance.items():
             try:
-                stored = cell.metric.measurement.stored_result(cell, cell_provenance, self)
+                stored = self._stored(cell, cell_provenance) if cell.metric.is_stored else None
             except MeasurementFailed as error:
                 failures[cell] = error
                 continue
@@ -163,7 +164,7 @@ class Planner:
             for called in (f"'{cell.subject.name}' under {cell.variant.name}: ", f"'{cell.subject.name}': "):
                 reason = reason.removeprefix(called)  # the row has model and variant already
             if isinstance(failure, BrokenModel) and (id(cell.subject), cell.metric.measurement) in fine:
-                kind = "scheme" if schemes_of(cell.variant) else "variant"
+                kind = "scheme" if cell.variant.schemes else "variant"
                 reason = f"{reason.partition('; expected')[0]}; {FINE.format(kind)}"
             if not isinstance(failure, EngineLost):
                 reasons[cell.subject.name, reason].append(cell.name)
@@ -173,7 +174,7 @@ class Planner:
                 **cell.labels,
                 CODE: code_hash(),
             }
-            run = _run_part(cell, environment(cell.subject.settings.device))
+            run = _run_part(cell, environment(cell.subject.experiment.device))
             run = {"experiment": self.experiment, **run, "failed": reason}
             failed_rows[cell] = Row(request=cell.request, provenance=known, values=[], run=run)
         measured = {cell.subject.name for cell in rows}
@@ -186,22 +187,22 @@ class Planner:
     def _provenance(self, cells: list[Cell]) -> tuple[dict[Cell, dict], Failures]:
         subjects = {id(cell.subject): cell.subject for cell in cells}
         by_subject = [[cell for cell in cells if id(cell.subject) == key] for key in subjects]
-        found: dict[Cell, dict | MeasurementFailed] = {}
+        outcomes: dict[Cell, dict | MeasurementFailed] = {}
         for group in by_subject:
             if reason := self.refused.get(group[0].subject.name):
-                found |= dict.fromkeys(group, MeasurementFailed(reason))
+                outcomes |= dict.fromkeys(group, MeasurementFailed(reason))
         tasks = [
             Task("its provenance", _look, group[0].subject, (group,), number=number)
             for number, group in enumerate(by_subject)
-            if group[0] not in found
+            if group[0] not in outcomes
         ]
-        for task, outcomes in self.engine.run(tasks):
+        for task, results in self.engine.run(tasks):
             group = by_subject[task.number]
-            outcomes = [outcomes] * len(group) if isinstance(outcomes, MeasurementFailed) else outcomes
-            found |= dict(zip(group, outcomes, strict=True))
+            results = [results] * len(group) if isinstance(results, MeasurementFailed) else results
+            outcomes |= dict(zip(group, results, strict=True))
         # In the order of the cells, not that in which a cluster finished: of equal weights the first name is measured.
-        failures = {cell: found[cell] for cell in cells if isinstance(found[cell], MeasurementFailed)}
-        return self._with_weights({cell: found[cell] for cell in cells if cell not in failures}, failures), failures
+        failures = {cell: outcomes[cell] for cell in cells if isinstance(outcomes[cell], MeasurementFailed)}
+        return self._with_weights({cell: outcomes[cell] for cell in cells if cell not in failures}, failures), failures
 
     def _with_weights(self, provenance: dict[Cell, dict], failures: Failures) -> dict[Cell, dict]:
         """Add the weights hash of streamed models to the provenance, if rows or another model might share the weights.
@@ -211,7 +212,7 @@ class Planner:
         """
         for cell, cell_provenance in list(provenance.items()):
             unknown = cell in provenance and "weights_hash" not in cell_provenance
-            unknown = unknown and getattr(cell.subject.settings, "stream", False)
+            unknown = unknown and cell.subject.experiment.stream
             if unknown and (
                 self._may_share_weights(cell, cell_provenance) or (not self.force and self.rows.may_have(cell.request))
             ):
@@ -298,17 +299,56 @@ class Planner:
             self.kinds |= dict.fromkeys(bundle, kind)
             self.bar.expect(self.steps(bundle))
 
-    def results(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Any]]:
+    def _stored(self, cell: Cell, provenance: dict) -> list[tuple]:
+        """Return the traces of a cell that are stored beside its row, as the only part of its result.
+
+        They are saved every half minute; a run resumes from the saved ones if they are the beginning of these. At the
+        end an excerpt of the text is saved beside each, except for a streamed model, and other requested files.
+        """
+        from outliers.runs.traces import TraceStore  # late, for few runs store one
+
+        store, subject = TraceStore(self.rows.folder, cell, provenance), cell.subject
+        with store.turned(self.force):
+            with measuring(subject.experiment.device) as reading:
+                if not self.force:
+                    store.find()
+            if store.traces and "weights_hash" not in provenance:
+                ((_, weights),) = self._results([Task("its weights", _weights, subject, ())])
+                store.check(weights)
+            self.bar.skip(self.steps([cell])._replace(count=store.done))
+            saved, costs = time.monotonic(), []
+            tasks = self.tasks([store.missing], self._parts_after(subject, store.done), provenance)
+            for task, ((part,), weights, spent) in self._results(tasks):
+                store.add(task.arguments[1].start, part, weights)
+                costs.append(spent)
+                if store.traces and (asked_to_stop() or time.monotonic() - saved > SECONDS_BETWEEN_SAVES):
+                    store.save()
+                    saved = time.monotonic()
+                    stop_if_asked()
+            if costs:
+                store.save()
+        for task, path in store.derived():
+            ((_, file),) = self._results([task])
+            file.save(path)
+        return [([store.traces], {"weights_hash": store.about["weights_hash"]}, joined(costs or [reading.fields]))]
+
+    def _parts_after(self, subject: Subject, done: int) -> list[slice]:
+        """Return the parts of the text, after its first blocks, that are traced at once.
+
+        A streamed model takes all blocks: each pass reads all its layers.
+        """
+        blocks = len(subject.blocks)
+        if subject.experiment.engine == "local" and not subject.experiment.stream:
+            return [slice(number, number + 1) for number in range(done, blocks)]
+        parts = self.engine.parts(blocks - done, 1) if done < blocks else []
+        return [slice(done + part.start, done + part.stop) for part in parts]
+
+    def _results(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Any]]:
         """Yield each task with its result; raise MeasurementFailed as soon as one fails."""
         for task, result in self.engine.run(tasks):
             if isinstance(result, MeasurementFailed):
                 raise result
             yield task, result
-
-    def weights(self, subject: Subject) -> dict:
-        """Read the weights of a subject and return their hash; raise MeasurementFailed if that fails."""
-        ((_, weights),) = self.results([Task("its weights", _weights, subject, ())])
-        return weights
 
     def _parts(self, bundle: list[Cell], count: int) -> list[slice]:
         blocks = len(bundle[0].subject.blocks)
@@ -353,22 +393,22 @@ class Planner:
         return row
 
 
-def estimated_steps(spec: Named) -> Steps:
-    """Estimate the steps of a specification for its progress bar before anything is loaded.
+def estimated_steps(experiment: Experiment) -> Steps:
+    """Estimate the steps of an experiment for its progress bar before anything is loaded.
 
     Return no steps if a model or text would have to be downloaded or is invalid; the run itself reports that.
     """
     steps = []
     with suppress(UserError):
-        if is_here(spec):
-            plans = spec.plans()
+        if is_here(experiment):
+            plans = experiment.plans()
             for plan in plans:
                 plan.subject.prepare()
             planner, stages = Planner(None, None, None, ""), [next(plan.stages) for plan in plans]
             planner.model_runs(plans, stages)
             steps = list(chain.from_iterable(map(planner.estimated_steps, plans, stages)))
-    count = sum(one.count for one in steps)
-    size = round(sum(one.work for one in steps) / count) - FIXED if count else 0
+    count = sum(part.count for part in steps)
+    size = round(sum(part.work for part in steps) / count) - FIXED if count else 0
     return Steps(count, size)
 
 
@@ -417,9 +457,9 @@ def _shared_key(cell: Cell, provenance: dict) -> str:
 def _run_part(cell: Cell, spent: dict) -> dict:
     """Return where a cell was measured and at what cost, without what is in its provenance."""
     provenance = (CODE, *MACHINE) if cell.metric.timed else (CODE,)
-    settings = cell.subject.settings
-    streamed = {"streamed": True} if getattr(settings, "stream", False) else {}
-    fitted = {"minutes": settings.minutes} if getattr(settings, "minutes", None) else {}
+    experiment = cell.subject.experiment
+    streamed = {"streamed": True} if experiment.stream else {}
+    fitted = {"minutes": experiment.minutes} if experiment.minutes else {}
     return {name: value for name, value in spent.items() if name not in provenance} | streamed | fitted
 
 
@@ -433,7 +473,7 @@ def _look(model_cache: ModelCache, subject: Subject, cells: list[Cell]) -> list[
 
 
 def _provenance(model_cache: ModelCache, subject: Subject, cell: Cell) -> dict:
-    here = environment(subject.settings.device)
+    here = environment(subject.experiment.device)
     return {
         **subject.provenance(model_cache, cell),
         **cell.metric.measurement.provenance(cell, model_cache),
@@ -451,7 +491,7 @@ def measure_cells(
     model_cache: ModelCache, _subject: Subject, cells: list[Cell], part: slice, provenance: dict
 ) -> tuple[list, dict, dict]:
     """Measure some cells, and return their results, the hash of the weights, and machine and cost."""
-    with measuring(cells[0].subject.settings.device) as spent:
+    with measuring(cells[0].subject.experiment.device) as spent:
         results: list[Any] = cells[0].metric.measurement.measure(model_cache, cells, part, provenance)
         weights = cells[0].subject.weights(model_cache)
     return results, weights, spent.fields

@@ -19,18 +19,17 @@ import typer
 from pydantic import BaseModel
 
 import outliers
+from outliers.config.experiment import Experiment
+from outliers.config.fields import OF_A_FILE, OF_A_MODEL
+from outliers.config.files import experiment_files
 from outliers.errors import UserError
 from outliers.files import EARLIER, PAGE, move, read_whole, write_whole
 from outliers.models.config_file import FILE as CONFIG
 from outliers.models.pocket.ladder import LADDER
 from outliers.models.source import local_place
 from outliers.runs.rows import FILE as ROWS
-from outliers.specification.fields import OF_A_FILE, OF_A_MODEL
-from outliers.specification.files import experiment_files
-from outliers.specification.kinds import Named
 from outliers.text.documents import HUB
 from outliers.tracing.requests import STEM, about_of, request_of, turn
-from outliers.variants.together import others_of
 
 FILE = ".printed.json"  # record of what a run printed, beside its rows, tables, figures and page
 PIECE = 1 << 20  # bytes of a file that are read at once
@@ -42,16 +41,16 @@ RECORD = {"request", "key", "command", "named", "wrote", "files", "printed"}
 OTHERS = re.compile('(<p id="others">).*?(</p>)', re.DOTALL)  # links of a page to other requests
 
 
-def output_key(spec: Named, command: str) -> str | None:
+def output_key(experiment: Experiment, command: str) -> str | None:
     """Return a hash of everything that the output of a run depends on.
 
-    That is the command, the specification, the code, the installed packages, the machine, and the files that the
-    specification names, by size and modification time. Return None if a model or text is on the hub, where it may have
+    That is the command, the experiment, the code, the installed packages, the machine, and the files that the
+    experiment names, by size and modification time. Return None if a model or text is on the hub, where it may have
     changed.
     """
-    if not is_here(spec):
+    if not is_here(experiment):
         return None
-    return _key(command, spec, *_files_named(spec))
+    return _key(command, experiment, *_files_named(experiment))
 
 
 def report_output_key(command: str) -> str:
@@ -63,34 +62,34 @@ def report_output_key(command: str) -> str:
     return _key(command, None, *experiment_files().values())
 
 
-def _key(command: str, spec: Named | None, *files: Path) -> str:
+def _key(command: str, experiment: Experiment | None, *files: Path) -> str:
     variables = sorted(pair for pair in os.environ.items() if pair[0].startswith(VARIABLES))
     here = [sys.version, platform.node(), os.cpu_count(), INSTALLED.stat().st_mtime_ns, variables]
-    return hashlib.sha256(repr((command, spec, os.getcwd(), _stamps(*CODE, *files), here)).encode()).hexdigest()
+    return hashlib.sha256(repr((command, experiment, os.getcwd(), _stamps(*CODE, *files), here)).encode()).hexdigest()
 
 
-def _files_named(spec: Named) -> list[Path]:
-    files = [path for path in map(Path, names_in(spec, OF_A_FILE)) if path.exists()]
-    return files + [file for name in names_in(spec, OF_A_MODEL) for file in _files_of(local_place(name))]
+def _files_named(experiment: Experiment) -> list[Path]:
+    files = [path for path in map(Path, names_in(experiment, OF_A_FILE)) if path.exists()]
+    return files + [file for name in names_in(experiment, OF_A_MODEL) for file in _files_of(local_place(name))]
 
 
-def page_request(specs: Iterable[Named]) -> str:
-    """Return the folder name under which the page of some specifications is kept once another page replaces it."""
-    asked = [(type(spec).__name__, spec.model_dump_json()) for spec in specs]
+def page_request(experiments: Iterable[Experiment]) -> str:
+    """Return the folder name under which the page of some experiments is kept once another page replaces it."""
+    asked = [(type(experiment).__name__, experiment.model_dump_json()) for experiment in experiments]
     return hashlib.sha256(repr(asked).encode()).hexdigest()[:12]
 
 
-def is_here(spec: Named) -> bool:
-    """Return whether all models and texts of a specification are on this machine and none comes from the hub."""
-    models = [name for name in names_in(spec, OF_A_MODEL) if name not in LADDER]
-    return HUB.keys().isdisjoint(names_in(spec, OF_A_FILE)) and None not in map(local_place, models)
+def is_here(experiment: Experiment) -> bool:
+    """Return whether all models and texts of an experiment are on this machine and none comes from the hub."""
+    models = [name for name in names_in(experiment, OF_A_MODEL) if name not in LADDER]
+    return HUB.keys().isdisjoint(names_in(experiment, OF_A_FILE)) and None not in map(local_place, models)
 
 
 def names_in(value: object, mark: str) -> Iterator[str]:
-    """Yield the models or files in those fields of a specification, nested ones included, that have a mark.
+    """Yield the models or files in those fields of an experiment, nested ones included, that have a mark.
 
     Args:
-        value: a specification, or a value inside one.
+        value: an experiment, or a value inside one.
         mark: `OF_A_MODEL` or `OF_A_FILE`.
     """
     if isinstance(value, BaseModel):
@@ -101,7 +100,7 @@ def names_in(value: object, mark: str) -> Iterator[str]:
         for entry in value.values() if isinstance(value, dict) else value:
             yield from names_in(entry, mark)
     elif mark == OF_A_MODEL:
-        yield from (variant.other for variant in others_of(value) if isinstance(variant.other, str))
+        yield from (variant.other for variant in getattr(value, "others", ()) if isinstance(variant.other, str))
 
 
 def _is_marked(annotation: object, mark: str) -> bool:
@@ -140,9 +139,9 @@ def show_page(folder: Path, request: str) -> None:
 
 
 def record_run(
-    folder: Path, specs: Sequence[Named], key: str | None, command: str, wrote: Iterable[str], text: str
+    folder: Path, experiments: Sequence[Experiment], key: str | None, command: str, wrote: Iterable[str], text: str
 ) -> None:
-    """Record what the run of some specifications printed, beside the files that it wrote, and link earlier pages.
+    """Record what the run of some experiments printed, beside the files that it wrote, and link earlier pages.
 
     Args:
         key: from `output_key`; None if the run must not be skipped next time.
@@ -150,13 +149,13 @@ def record_run(
         wrote: names of the files that the page consists of.
         text: what was printed.
     """
-    here = key is not None and all(map(is_here, specs))
+    here = key is not None and all(map(is_here, experiments))
     wrote, files = list(wrote), _stamps_of_run(folder)
     record = {
-        "request": page_request(specs),
+        "request": page_request(experiments),
         "key": key if here else None,
         "command": command,
-        "named": _stamps(*(file for spec in specs for file in _files_named(spec))) if here else {},
+        "named": _stamps(*(file for experiment in experiments for file in _files_named(experiment))) if here else {},
         "wrote": wrote,
         "files": files,
         "trace": _trace_in(folder, sorted(files.keys() - {*wrote, ROWS})),

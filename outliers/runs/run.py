@@ -1,4 +1,4 @@
-"""Run a specification: measure its plans on this machine or a cluster, and resume where an earlier run stopped."""
+"""Run an experiment: measure its plans on this machine or a cluster, and resume where an earlier run stopped."""
 
 import importlib.util
 import logging
@@ -8,12 +8,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from outliers.config.experiment import Experiment
+from outliers.config.fields import resolved
 from outliers.errors import CellsFailed, EngineLost, UserError
 from outliers.models.names import check_alone
 from outliers.runs.free import check_room_for_imports
 from outliers.runs.rows import Row, Rows, index
-from outliers.specification.fields import resolved
-from outliers.specification.kinds import Named, OfOneModel
 from outliers.subjects.cell import Cell, CellPlan, following
 from outliers.terminal.forecaster import RENDERING, Steps
 
@@ -29,21 +29,21 @@ logger = logging.getLogger(__name__)
 
 
 def run(
-    spec: Named,
+    experiment: Experiment,
     out: str | Path | None = None,
     force: bool = False,
     model_cache: "ModelCache | None" = None,
     bar: "Progress | None" = None,
 ) -> list[dict]:
-    """Return the rows of a specification, measured or read from its folder.
+    """Return the rows of an experiment, measured or read from its folder.
 
     Each finished row is on disk before the next one starts; rows found there are reused. Names, texts and sizes of all
     subjects are checked before the first one is measured. On a cluster a text may be measured in parts on several
     machines; its rows are written when the last part has arrived.
 
     Args:
-        spec: what to run.
-        out: folder for `rows.jsonl` and stored traces; by default that of the specification.
+        experiment: what to run.
+        out: folder for `rows.jsonl` and stored traces; by default that of the experiment.
         force: measure again what is finished.
         model_cache: what an earlier run in this process has loaded, such as its model, for reuse.
         bar: progress bar shared by several runs; see `shared_bar`.
@@ -53,7 +53,7 @@ def run(
         NaN as `value` and the reason as `failed`.
 
     Raises:
-        UserError: something in the specification is unknown, unreachable or does not fit together; no model fits in
+        UserError: something in the experiment is unknown, unreachable or does not fit together; no model fits in
             memory; or the folder holds results of another model, and its tables are those of one model.
 
     Example:
@@ -65,25 +65,25 @@ def run(
     from outliers.terminal.progress import Progress
 
     model_cache = model_cache or ModelCache()
-    spec = fitted(spec, out, force, model_cache)
+    experiment = fitted(experiment, out, force, model_cache)
     if bar is not None:  # a bar without steps is falsy
-        bar.estimate(Steps(kind=of_all(spec)))  # a better estimate replaces the first one
-    plans = prepared(spec)
+        bar.estimate(Steps(kind=of_all(experiment)))  # a better estimate replaces the first one
+    plans = prepared(experiment)
     with (
-        Rows(Path(out or spec.folder)) as rows,
+        Rows(Path(out or experiment.folder)) as rows,
         Progress(0) if bar is None else nullcontext(bar) as bar,
-        _engine(spec, bar, model_cache) as engine,
+        _engine(experiment, bar, model_cache) as engine,
     ):
-        if isinstance(spec, OfOneModel):
-            _check_alone(spec, rows)
-        return records(Planner(rows, engine, bar, spec.experiment or spec.name, force).run(plans))
+        if experiment.model:
+            _check_alone(experiment, rows)
+        return records(Planner(rows, engine, bar, experiment.command or experiment.name, force).run(plans))
 
 
-def show(spec: Named, folder: str | Path, rows: list[dict]) -> "Section":
+def show(experiment: Experiment, folder: str | Path, rows: list[dict]) -> "Section":
     """Return the tables, figures and findings of flat rows by the view of their experiment.
 
     Args:
-        spec: the experiment.
+        experiment: the experiment.
         folder: where its rows are kept.
         rows: as `run` returns them.
 
@@ -92,69 +92,73 @@ def show(spec: Named, folder: str | Path, rows: list[dict]) -> "Section":
     """
     from outliers.show.section import Context, section_of  # which imports pandas
 
-    if spec.view is None:
-        raise UserError(f"{type(spec).__name__} has no view: what an experiment of it shows, its field 'shows' names")
-    return section_of(resolved(type(spec).view), rows, Context(spec, Path(folder)))
+    if experiment.view is None:
+        raise UserError(
+            f"{type(experiment).__name__} has no view: what an experiment of it shows, its field 'shows' names"
+        )
+    return section_of(resolved(type(experiment).view), rows, Context(experiment, Path(folder)))
 
 
 def tried(
-    spec: Named, folder: Path, force: bool, model_cache: "ModelCache", bar: "Progress | None" = None
+    experiment: Experiment, folder: Path, force: bool, model_cache: "ModelCache", bar: "Progress | None" = None
 ) -> tuple[list[dict], UserError | None]:
     """Run an experiment; return its rows, or no rows and the error."""
     try:
-        return run(spec, folder, force, model_cache, bar), None
+        return run(experiment, folder, force, model_cache, bar), None
     except UserError as error:
         return [], error
 
 
-def stored_rows(spec: Named, folder: Path) -> list[dict]:
+def stored_rows(experiment: Experiment, folder: Path) -> list[dict]:
     """Return an experiment's rows from those in a folder, without loading a model."""
-    return records(rows_of(spec, index(folder)))
+    return records(rows_of(experiment, index(folder)))
 
 
-def prepared(spec: Named) -> list[CellPlan]:
-    """Return the plans of a specification whose packages are installed, with prepared subjects.
+def prepared(experiment: Experiment) -> list[CellPlan]:
+    """Return the plans of an experiment whose packages are installed, with prepared subjects.
 
     Mistakes in them show here, before a folder is made.
     """
-    plans = [plan for plan in spec.plans() if _is_possible(plan)]
+    plans = [plan for plan in experiment.plans() if _is_possible(plan)]
     for plan in plans:
         plan.subject.prepare()
     return plans
 
 
-def fitted(spec: Named, out: str | Path | None, force: bool, model_cache: "ModelCache") -> Named:
-    """Return the specification with as many blocks as fit into its `minutes`, see `outliers.runs.budget`."""
-    if getattr(spec, "minutes", None) is None or spec.is_fitted:
-        return spec
+def fitted(experiment: Experiment, out: str | Path | None, force: bool, model_cache: "ModelCache") -> Experiment:
+    """Return the experiment with as many blocks as fit into its `minutes`, see `outliers.runs.budget`."""
+    if experiment.minutes is None or experiment.is_fitted:
+        return experiment
     from outliers.runs.budget import fit  # late, for few runs need it
 
-    def measure(short: Named) -> None:
+    def measure(short: Experiment) -> None:
         with TemporaryDirectory() as folder:
             run(short, folder, model_cache=model_cache)
 
-    return fit(spec, Path(out or spec.folder), force, measure)
+    return fit(experiment, Path(out or experiment.folder), force, measure)
 
 
-def _engine(spec: Named, bar: "Progress", model_cache: "ModelCache") -> "AbstractContextManager[Here | Cluster]":
-    if getattr(spec, "engine", "local") == "ray":
+def _engine(
+    experiment: Experiment, bar: "Progress", model_cache: "ModelCache"
+) -> "AbstractContextManager[Here | Cluster]":
+    if experiment.engine == "ray":
         from outliers.runs.cluster import Cluster
 
-        return Cluster(spec, bar)
+        return Cluster(experiment, bar)
     from outliers.runs.engine import Here
 
     return nullcontext(Here(bar, model_cache))
 
 
 @contextmanager
-def shared_bar(specs: Iterable[Named]) -> "Iterator[Progress]":
-    """Provide one progress bar for several runs, which expects the steps of all specifications from the start."""
+def shared_bar(experiments: Iterable[Experiment]) -> "Iterator[Progress]":
+    """Provide one progress bar for several runs, which expects the steps of all experiments from the start."""
     from outliers.runs.planner import estimated_steps  # late, as in `run`
     from outliers.terminal.progress import Progress
 
     with Progress(0) as bar:
-        for spec in specs:
-            bar.estimate(estimated_steps(spec)._replace(kind=of_all(spec)))
+        for experiment in experiments:
+            bar.estimate(estimated_steps(experiment)._replace(kind=of_all(experiment)))
         yield bar
 
 
@@ -166,16 +170,16 @@ def rendering(bar: "Progress", what: str) -> Iterator[None]:
     bar.update()
 
 
-def of_all(spec: Named) -> str:
-    """Return the kind of the steps that a bar expects of a specification as a whole."""
-    return f"of {spec.name}"
+def of_all(experiment: Experiment) -> str:
+    """Return the kind of the steps that a bar expects of an experiment as a whole."""
+    return f"of {experiment.name}"
 
 
-def _check_alone(spec: OfOneModel, rows: Rows) -> None:
+def _check_alone(experiment: Experiment, rows: Rows) -> None:
     """Raise UserError if the folder holds rows of another model, made by an experiment of one model."""
-    for experiment, *place in rows.subjects:
-        if place[0] and experiment in (spec.name, *OF_ONE_MODEL):
-            check_alone(rows.folder, place, (spec.model, spec.revision))
+    for command, *place in rows.subjects:
+        if place[0] and command in (experiment.name, *OF_ONE_MODEL):
+            check_alone(rows.folder, place, (experiment.model, experiment.revision))
 
 
 def _is_possible(plan: CellPlan) -> bool:
@@ -210,8 +214,8 @@ def check_all_measured(rows: Iterable[dict]) -> None:
         )
 
 
-def rows_of(spec: Named, find: Callable[[dict], list[Row]]) -> list[Row]:
-    """Return the rows that a specification asks for, in its order, without loading anything.
+def rows_of(experiment: Experiment, find: Callable[[dict], list[Row]]) -> list[Row]:
+    """Return the rows that an experiment asks for, in its order, without loading anything.
 
     find: returns the rows of a request, see `outliers.runs.rows.index`.
 
@@ -220,12 +224,12 @@ def rows_of(spec: Named, find: Callable[[dict], list[Row]]) -> list[Row]:
     stages are unknown and left out; if a later stage has no rows at all, the earlier stages of its plan are left out
     too.
     """
-    experiment = spec.experiment or spec.name
+    command = experiment.command or experiment.name
     rows_in_order = []
-    for plan in spec.plans():
+    for plan in experiment.plans():
         rows_of_plan, cells = [], next(plan.stages)
         while cells:
-            stage_rows = [_last_of(cell, find(cell.request), experiment) for cell in cells]
+            stage_rows = [_last_of(cell, find(cell.request), command) for cell in cells]
             rows_of_plan = [*rows_of_plan, *filter(None, stage_rows)] if any(stage_rows) else []
             try:
                 cells = following(plan.stages, stage_rows) if all(stage_rows) else []
@@ -235,9 +239,9 @@ def rows_of(spec: Named, find: Callable[[dict], list[Row]]) -> list[Row]:
     return rows_in_order
 
 
-def _last_of(cell: Cell, rows: list[Row], experiment: str) -> Row | None:
+def _last_of(cell: Cell, rows: list[Row], command: str) -> Row | None:
     """Return the last row that belongs to a cell, of rows of its request, if it has the fields that views need."""
-    rows = sorted(rows, key=lambda row: row.run.get("experiment") == experiment)
+    rows = sorted(rows, key=lambda row: row.run.get("experiment") == command)
     last = next((row for row in reversed(rows) if cell.labels.items() <= row.provenance.items()), None)
     needs = {*cell.subject.needs, *cell.metric.needs}
     return last if last and all(needs <= {*last.provenance, *value} for value in last.values) else None

@@ -7,14 +7,11 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from outliers.config.experiment import Experiment
+from outliers.config.fields import text_label
 from outliers.errors import UserError
 from outliers.quantization.schemes import BASELINE
-from outliers.specification.fields import text_label
-from outliers.specification.kinds import Settings, Spread
-from outliers.subjects.cell import Cell, Subject, non_default
-from outliers.variants.peer import Peer
-from outliers.variants.quantized import Quantized
-from outliers.variants.together import apart_from_cache, parts_of
+from outliers.subjects.cell import Cell, Subject
 
 if TYPE_CHECKING:
     import torch
@@ -39,22 +36,22 @@ def read(subject: "Causal", text: str, blocks: int, _seed: int) -> "Cut":
     """Return the first blocks of a text, with the positions at which its documents begin."""
     from outliers.text.blocks import cut_text
 
-    settings = subject.settings
-    return cut_text(text, subject.reader, settings.block, blocks, settings.bos)
+    experiment = subject.experiment
+    return cut_text(text, subject.reader, experiment.block, blocks, experiment.bos)
 
 
 class Pretrained(Subject):
     """A causal language model without a text; nothing is read before `prepare`.
 
-    settings: dtype, device; stream and memory, which change no row. families: accepted model families; empty for any.
+    experiment: dtype, device; stream and memory, which change no row. families: accepted model families; empty for any.
     """
 
     needs = ("architecture", "parameters", "scheme")
     families: tuple[str, ...] = ("causal",)
     of_variants = True
 
-    def __init__(self, model: str, revision: str | None, settings: Spread):
-        self.model, self.revision, self.settings = model, revision, settings
+    def __init__(self, model: str, revision: str | None, experiment: Experiment):
+        self.model, self.revision, self.experiment = model, revision, experiment
 
     @property
     def name(self) -> str:
@@ -64,7 +61,7 @@ class Pretrained(Subject):
     @property
     def request(self) -> dict:
         checkpoint = {} if self.revision is None else {"checkpoint": self.revision}
-        return {"model": self.model, **checkpoint, "dtype": self.settings.dtype, **non_default(dict(self.settings))}
+        return {"model": self.model, **checkpoint, "dtype": self.experiment.dtype, **self.experiment.non_default()}
 
     @functools.cached_property
     def config(self) -> "PretrainedConfig":
@@ -100,9 +97,9 @@ class Pretrained(Subject):
         from outliers.models.stream import check_one_device
         from outliers.subjects.model_cache import check_machine
 
-        check_machine(self.settings)
-        if getattr(self.settings, "stream", False):
-            check_one_device(self.settings.device)
+        check_machine(self.experiment)
+        if self.experiment.stream:
+            check_one_device(self.experiment.device)
         if (family := family_of(self.config).name) not in self.families and self.families:
             raise UserError(
                 f"'{self.model}' is of the family '{family}'; expected a causal language model, which generates text"
@@ -117,17 +114,17 @@ class Pretrained(Subject):
 
         cells = list(cells)
         for cell in cells:
-            check_draws(getattr(cell.metric, "draws", 1), self.settings.dtype)
-        parts = [part for cell in cells for part in parts_of(cell.variant)]
+            check_draws(getattr(cell.metric, "draws", 1), self.experiment.dtype)
+        parts = [part for cell in cells for part in cell.variant.parts]
         with_places = {part.name: part for part in parts if hasattr(part, "check")}
         model = skeleton(self.config) if with_places else None
         for part in with_places.values():
             part.check(model)
-        if getattr(self.settings, "stream", False):
+        if self.experiment.stream:
             for part in parts:
                 if part.in_memory:
                     raise UserError(f"{part.name} in a streamed model; expected one in memory: leave --stream out")
-        if any(isinstance(part, Peer) for part in parts):
+        if any(part.package for part in parts):
             from outliers.quantization.peers import has_bitsandbytes
 
             if not has_bitsandbytes():
@@ -136,7 +133,7 @@ class Pretrained(Subject):
             if part.needs_calibration:
                 self.check_calibration(part)
         # each scheme once, though many cells may have it
-        schemes = [variant for variant in parts if isinstance(variant, Quantized)]
+        schemes = [scheme for part in parts for scheme in part.schemes]
         quantized = dict.fromkeys((variant.scheme, variant.skip, variant.only, variant.instead) for variant in schemes)
         for scheme, *places in quantized:
             check_scheme(self.config, scheme, *places)
@@ -168,18 +165,18 @@ class Pretrained(Subject):
 class Causal(Pretrained):
     """A language model with its text.
 
-    settings: text, block, blocks, bos, documents, too, and how schemes are calibrated. with_classes: whether pictures
+    experiment: text, block, blocks, bos, documents, too, and how schemes are calibrated. with_classes: whether pictures
     need classes if perplexity is measured.
     """
 
     families = ()
-    settings: Settings
+    experiment: Experiment
     with_classes = True
 
     @property
     def request(self) -> dict:
-        settings = self.settings
-        return super().request | {"text": text_label(settings.text), "block": settings.block, "blocks": settings.blocks}
+        text = {"text": text_label(self.experiment.text), "block": self.experiment.block}
+        return super().request | text | {"blocks": self.experiment.blocks}
 
     @functools.cached_property
     def _text(self) -> "Cut | Examples | torch.Tensor":
@@ -187,10 +184,10 @@ class Causal(Pretrained):
         from outliers.models.anatomy.examples import Examples
         from outliers.text.blocks import Cut
 
-        settings, (first, count) = self.settings, self.span
-        if settings.stride or settings.scored:
+        experiment, (first, count) = self.experiment, self.span
+        if experiment.stride or experiment.scored:
             return self._windows(first + count)[first:]
-        texts = [self._read(settings.text, first + count, number) for number in range(settings.mask_seeds)]
+        texts = [self._read(experiment.text, first + count, number) for number in range(experiment.mask_seeds)]
         if self._by_document:
             if not isinstance(texts[0], Cut):
                 raise UserError(f"'{self.model}' reads no documents by themselves; leave --documents out")
@@ -200,13 +197,13 @@ class Causal(Pretrained):
 
     def _windows(self, count: int) -> "Examples":
         """Return the first blocks of the text, which advance by a stride."""
-        settings = self.settings
+        experiment = self.experiment
         if self._by_document:
             raise UserError("documents by themselves in blocks that a stride cuts; leave --documents or --stride out")
-        length = settings.block - settings.bos
-        advance = min(settings.stride or length, length)
-        text = self._read(settings.text, math.ceil((length + (count - 1) * advance) / length))
-        return text.windows(settings.stride, settings.scored)[:count]
+        length = experiment.block - experiment.bos
+        advance = min(experiment.stride or length, length)
+        text = self._read(experiment.text, math.ceil((length + (count - 1) * advance) / length))
+        return text.windows(experiment.stride, experiment.scored)[:count]
 
     @functools.cached_property
     def _sized(self) -> tuple:
@@ -230,11 +227,11 @@ class Causal(Pretrained):
     @property
     def span(self) -> tuple[int, int]:
         """Index of the first block in the text, and the number of blocks."""
-        return 0, self.settings.blocks
+        return 0, self.experiment.blocks
 
     @property
     def _by_document(self) -> bool:
-        return getattr(self.settings, "documents", False)
+        return self.experiment.documents
 
     @functools.cached_property
     def bos_left_out(self) -> str | None:
@@ -267,7 +264,7 @@ class Causal(Pretrained):
         labels = getattr(self.blocks, "labels", None)
         if labels is not None and (labels == IGNORED).all():
             raise UserError(
-                f"'{self.settings.text}' has no classes that '{self.model}' predicts; expected a folder of pictures "
+                f"'{self.experiment.text}' has no classes that '{self.model}' predicts; expected a folder of pictures "
                 "for each: without them there are outliers trace, outliers sweep, and the metrics agreement and top1"
             )
 
@@ -277,14 +274,14 @@ class Causal(Pretrained):
         from outliers.models.anatomy.examples import read_ids
         from outliers.text.blocks import Cut
 
-        settings = self.settings
-        text, count = getattr(settings, "calibration", None), getattr(settings, "calibration_blocks", 4)
-        first = settings.blocks if text is None else 0
+        experiment = self.experiment
+        text, count = experiment.calibration, experiment.calibration_blocks
+        first = experiment.blocks if text is None else 0
         try:
-            found = self._read(settings.text if text is None else text, first + count)[first:]
+            later = self._read(experiment.text if text is None else text, first + count)[first:]
         except UserError as error:
             raise UserError(f"no {count} blocks to calibrate on: {error}") from None
-        blocks, of_text = (part.ids if isinstance(part, Cut) else part for part in (found, self._text))
+        blocks, of_text = (part.ids if isinstance(part, Cut) else part for part in (later, self._text))
         measured = {read_ids(block).numpy().tobytes(): number for number, block in enumerate(of_text, 1)}
         for number, block in enumerate(blocks, 1):
             if same := measured.get(read_ids(block).numpy().tobytes()):
@@ -310,16 +307,16 @@ class Causal(Pretrained):
         """
         from outliers.models.anatomy import check_block
 
-        reader, settings = self._reader, self.settings
+        reader, experiment = self._reader, self.experiment
         for option, reason in reader.REFUSED.items():
-            if non_default({option: getattr(settings, option)}):
+            if experiment.non_default(option):
                 raise UserError(f"'{self.model}' {reason}; leave --{option.replace('_', '-')} out")
         if reader.READS_TEXT:
-            check_block(self.config, settings.block)
-        found = reader.read(self, text, blocks, settings.mask_seed + number)
+            check_block(self.config, experiment.block)
+        cut = reader.read(self, text, blocks, experiment.mask_seed + number)
         if reader.READS_TEXT:
-            check_block(self.config, settings.block, int(getattr(found, "ids", found).max()))
-        return found
+            check_block(self.config, experiment.block, int(getattr(cut, "ids", cut).max()))
+        return cut
 
     def prepare(self) -> None:
         super().prepare()
@@ -341,17 +338,17 @@ class Causal(Pretrained):
         from outliers.subjects.model_cache import protocol_of
         from outliers.text.blocks import tokens_hash
 
-        provenance = {"tokens_hash": tokens_hash(self.blocks), "protocol": protocol_of(self.settings, self.blocks)}
+        provenance = {"tokens_hash": tokens_hash(self.blocks), "protocol": protocol_of(self.experiment, self.blocks)}
         if cell.variant.needs_calibration:
             provenance["calibration_hash"] = tokens_hash(self.calibration)
         if self.bos_left_out:
             provenance["bos_left_out"] = self.bos_left_out
         if not self._by_document and (packed := getattr(self._text, "packed", 0)):
             provenance["packed_blocks"] = packed
-        if formats := apart_from_cache(cell.variant)[1]:
+        if formats := cell.variant.cache:
             from outliers.quantization.caches import cache_bits
 
-            lengths = map(len, self.blocks) if self._by_document else [self.settings.block]
+            lengths = map(len, self.blocks) if self._by_document else [self.experiment.block]
             provenance["cache_bits"] = cache_bits(model_cache.load(self)[0], formats, *lengths)
         return super().provenance(model_cache, cell) | provenance
 

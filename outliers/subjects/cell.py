@@ -1,10 +1,12 @@
 """Cells (one metric of one subject under one variant), plans of cells, and tasks that measure them. Without torch."""
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
+from outliers.config.experiment import Experiment
 from outliers.errors import UserError
+from outliers.subjects.row import Row
 from outliers.terminal.forecaster import Steps
 
 if TYPE_CHECKING:
@@ -12,24 +14,29 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from outliers.models.variant import Variant
-
-# Types of packages that import this one: outliers.subjects.model_cache, outliers.metrics.records, outliers.runs.rows.
-ModelCache = Metric = Row = Any
+    from outliers.subjects.model_cache import ModelCache
 
 
-DEFAULTS = {"device": "cpu", "bos": False, "documents": False, "mask_seed": 0, "mask_seeds": 1, "objective": None}
-DEFAULTS |= {"stride": None, "scored": None}
+class CellMetric(Protocol):
+    """What a cell has to know of a metric, see `outliers.metrics.records.Metric`."""
 
+    name: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]]
+    timed: ClassVar[bool]
+    is_stored: ClassVar[bool]
 
-def non_default(settings: Mapping) -> dict:
-    """Return the settings that differ from the defaults; rows contain only those."""
-    return {name: settings[name] for name, default in DEFAULTS.items() if settings.get(name, default) != default}
+    @property
+    def request(self) -> dict: ...
+
+    @property
+    def measurement(self) -> Any:
+        """Its `outliers.metrics.measurement.Measurement`."""
 
 
 class Subject:
     """The subject of a measurement; this base class reads no weights and no text.
 
-    name: for messages. request: fields that identify it in rows. settings: where and how it runs. needs: provenance
+    name: for messages. request: fields that identify it in rows. experiment: where and how it runs. needs: provenance
     that its tables and figures need. blocks: its inputs, which may be measured in parts. seeds: how many times the same
     text is in the blocks, see `outliers.models.anatomy.examples.Examples`. of_variants: whether variants change it.
     of_one_variant: whether each variant makes a subject of its own.
@@ -37,7 +44,7 @@ class Subject:
 
     name: str
     request: dict
-    settings: Any
+    experiment: Experiment
     needs: tuple[str, ...] = ()
     blocks: "Sequence | torch.Tensor" = range(1)  # a single part
     seeds = 1
@@ -49,14 +56,14 @@ class Subject:
     def check(self, cells: Iterable["Cell"]) -> None:
         """Raise UserError if a variant or a metric of cells does not fit the subject."""
 
-    def load(self, model_cache: ModelCache, provenance: dict | None = None) -> "PreTrainedModel":
+    def load(self, model_cache: "ModelCache", provenance: dict | None = None) -> "PreTrainedModel":
         """Return the model, after checking that it has the weights that the provenance names."""
 
-    def weights(self, model_cache: ModelCache) -> dict:
+    def weights(self, model_cache: "ModelCache") -> dict:
         """Return the hash of the loaded weights as a field of rows."""
         return {}
 
-    def provenance(self, model_cache: ModelCache, cell: "Cell") -> dict:
+    def provenance(self, model_cache: "ModelCache", cell: "Cell") -> dict:
         """Return what a row needs beside the identity of its cell: hashes, sizes, kernels."""
 
 
@@ -69,7 +76,7 @@ class Cell:
 
     subject: Subject
     variant: "Variant"
-    metric: Metric
+    metric: CellMetric
     labels: dict = field(default_factory=dict)
 
     @property

@@ -1,10 +1,9 @@
 """A model of which only the configuration is read."""
 
 import functools
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from outliers.specification.kinds import Named
+from outliers.config.experiment import Experiment
 from outliers.subjects.cell import Cell, Subject
 
 if TYPE_CHECKING:
@@ -17,9 +16,9 @@ class Configured(Subject):
     """A model by its configuration, whether or not its weights are on this machine."""
 
     needs = ("architecture",)
-    settings = SimpleNamespace(device="meta")
+    experiment = Experiment.model_construct(device="meta")
 
-    def __init__(self, model: str, _revision: str | None = None, _settings: Named | None = None):
+    def __init__(self, model: str, _revision: str | None = None, _experiment: Experiment | None = None):
         self.name = model
 
     @property

@@ -1,11 +1,11 @@
 """A model in memory with token blocks, as the Python functions take them."""
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import torch
 from transformers import PreTrainedModel
 
+from outliers.config.experiment import Experiment
 from outliers.models.stream import apart, is_streamed
 from outliers.subjects.model_cache import ModelCache
 
@@ -19,7 +19,7 @@ class Given:
         self.loaded, self.blocks, self.config = apart(model), blocks, model.config
         self.model = self.name = model.config.name_or_path or type(model).__name__
         dtype = str(model.dtype).removeprefix("torch.")
-        self.settings = SimpleNamespace(stream=is_streamed(model), dtype=dtype)
+        self.experiment = Experiment.model_construct(stream=is_streamed(model), dtype=dtype)
 
     def load(self, model_cache: ModelCache, provenance: dict | None = None) -> PreTrainedModel:
         return model_cache.keep(self, "given", lambda: (self.loaded, {}), provenance)[0]

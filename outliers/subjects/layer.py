@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from outliers.specification.kinds import Machine
-from outliers.subjects.cell import Cell, Subject, non_default
+from outliers.config.experiment import Experiment
+from outliers.subjects.cell import Cell, Subject
 
 if TYPE_CHECKING:
     from outliers.subjects.model_cache import ModelCache
@@ -20,18 +20,18 @@ def layer_shape(dimension: int | str) -> tuple[int, int]:
 class SingleLayer(Subject):
     """The first feed-forward layer of models of a dimension, or a layer of a given shape, see `layer_shape`."""
 
-    def __init__(self, dimension: int | str, settings: Machine):
-        self.dimension, self.settings = dimension, settings
+    def __init__(self, dimension: int | str, experiment: Experiment):
+        self.dimension, self.experiment = dimension, experiment
         self.name = f"dimension {dimension}"
 
     @property
     def request(self) -> dict:
-        return {"dimension": self.dimension, "dtype": self.settings.dtype, **non_default(dict(self.settings))}
+        return {"dimension": self.dimension, "dtype": self.experiment.dtype, **self.experiment.non_default()}
 
     def prepare(self) -> None:
         from outliers.subjects.model_cache import check_machine  # late, for it imports torch
 
-        check_machine(self.settings)
+        check_machine(self.experiment)
 
     def provenance(self, _model_cache: "ModelCache", _cell: Cell) -> dict:
         """Return the number of output features, and the kernels that compute the product."""
@@ -39,5 +39,5 @@ class SingleLayer(Subject):
 
         from outliers.models.load import find_device
 
-        first, *_ = dispatch.backends(find_device(self.settings.device))
+        first, *_ = dispatch.backends(find_device(self.experiment.device))
         return {"outputs": layer_shape(self.dimension)[1], "kernels": first.path}

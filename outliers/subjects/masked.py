@@ -25,16 +25,16 @@ REFUSED = {  # options that do not apply to this family, and why
 
 def read(subject: "Causal", text: str, blocks: int, seed: int) -> Examples:
     """Return the first blocks of a text, masked at random by a seed, or with each token masked by itself."""
-    tokenizer, settings = subject.reader, subject.settings
-    if settings.objective is None:
-        return masked_text(text, tokenizer, settings.block, blocks, seed)
-    if settings.objective != "each":
+    tokenizer, experiment = subject.reader, subject.experiment
+    if experiment.objective is None:
+        return masked_text(text, tokenizer, experiment.block, blocks, seed)
+    if experiment.objective != "each":
         raise UserError(
-            f"objective '{settings.objective}' is of encoder-decoders; expected each, or leave --objective out"
+            f"objective '{experiment.objective}' is of encoder-decoders; expected each, or leave --objective out"
         )
-    if seed or settings.mask_seeds > 1:
+    if seed or experiment.mask_seeds > 1:
         raise UserError("each token is masked by itself, without a seed; leave --mask-seed and --mask-seeds out")
-    return each_masked(text, tokenizer, settings.block, blocks)
+    return each_masked(text, tokenizer, experiment.block, blocks)
 
 
 def masked_text(

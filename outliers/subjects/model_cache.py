@@ -10,6 +10,8 @@ import torch
 from outlier_kernels.dispatch import backends
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from outliers.config.experiment import Experiment
+from outliers.config.fields import BOS, DOCUMENTS
 from outliers.criterion import STREAM
 from outliers.errors import BadWeights, BrokenModel, UserError
 from outliers.models.anatomy.examples import Examples, read_ids
@@ -29,27 +31,22 @@ from outliers.models.weight_files import check_unchanged
 from outliers.quantization.convert import check_attends, check_instead, quantize, skipped
 from outliers.quantization.magnitudes import Calibration
 from outliers.quantization.schemes import BASELINE, Scheme
-from outliers.specification.fields import BOS, DOCUMENTS
-from outliers.specification.kinds import Machine
 from outliers.terminal.progress import Progress
 from outliers.text.blocks import find_text, tokens_hash
-from outliers.variants.ablated import Ablated
-from outliers.variants.cached import Cached, Prefixed
-from outliers.variants.quantized import Quantized
-from outliers.variants.together import Together, parts_of, schemes_of
+from outliers.variants.together import Together
 
 logger = logging.getLogger(__name__)
 
 
-def check_machine(machine: Machine) -> None:
+def check_machine(experiment: Experiment) -> None:
     """Raise UserError if the device of an experiment, or the kernel path that the user forces, does not exist here."""
-    if getattr(machine, "engine", "local") == "ray":
-        if machine.device not in ("cpu", "cuda", "auto"):
+    if experiment.engine == "ray":
+        if experiment.device not in ("cpu", "cuda", "auto"):
             raise UserError(
-                f"device '{machine.device}' with engine 'ray', which chooses GPUs; expected cpu, cuda or auto"
+                f"device '{experiment.device}' with engine 'ray', which chooses GPUs; expected cpu, cuda or auto"
             )
         return
-    device = find_device(machine.device)
+    device = find_device(experiment.device)
     try:
         backends(device)
     except ValueError as error:  # outlier_kernels does not import this package, and has no UserError
@@ -90,12 +87,12 @@ class ModelCache:
             UserError: as `load_model` or `stream_model`; or the weights differ from those in `like`, because they
                 changed after another process read them.
         """
-        settings, streamed = subject.settings, getattr(subject.settings, "stream", False)
-        form = settings.dtype, settings.device, streamed, streamed and settings.memory
+        experiment, streamed = subject.experiment, subject.experiment.stream
+        form = experiment.dtype, experiment.device, streamed, streamed and experiment.memory
 
         def load() -> tuple[PreTrainedModel, dict]:
-            place = subject.model, settings.dtype, settings.device, subject.revision
-            model = stream_model(*place, settings.memory) if streamed else load_model(*place)
+            place = subject.model, experiment.dtype, experiment.device, subject.revision
+            model = stream_model(*place, experiment.memory) if streamed else load_model(*place)
             return model, describe(subject, model)
 
         return self.keep(subject, form, load, like)
@@ -138,13 +135,12 @@ class ModelCache:
 
         Successive schemes share their codes, unless a variant before them changes the weights.
         """
-        parts = parts_of(variant)
-        first = next((part for part in parts if not isinstance(part, Ablated)), None)
+        first = next((part for part in variant.parts if not part.keeps_weights), AS_IT_IS)
         with ExitStack() as stack:
-            model = self._form if isinstance(first, Quantized) else self._loaded[0]
-            for number, part in enumerate(parts):
+            model = self._form if first.schemes else self._loaded[0]
+            for number, part in enumerate(variant.parts):
                 model = stack.enter_context(part.on(model))
-                if number == 0 and isinstance(part, Quantized):
+                if number == 0 and part.schemes:
                     self._form = model
             yield model
 
@@ -159,8 +155,10 @@ class ModelCache:
         """
         variants, model = list(variants), self._loaded[0]
         for variant in variants:
-            self._needing.update(*(quantized.scheme.needs for quantized in schemes_of(variant)))
-        variants = [self._calibrated(one, subject) if one.needs_calibration else one for one in variants]
+            self._needing.update(*(quantized.scheme.needs for quantized in variant.schemes))
+        variants = [
+            self._calibrated(variant, subject) if variant.needs_calibration else variant for variant in variants
+        ]
         if any(variant.needs_trace for variant in variants):
             from outliers.tracing.trace import traces  # late, for few variants need it
 
@@ -172,8 +170,8 @@ class ModelCache:
 
     def _calibrated(self, variant: Variant, subject: Any) -> Variant:
         """Return a variant with a calibration of its parts; if it has a prefix, the text is read behind that."""
-        first, *others = parts_of(variant)
-        if not isinstance(first, Prefixed):
+        first, *others = variant.parts
+        if not first.is_prefix:
             return variant.calibrated(self._calibration(subject, variant))
         prefix = first
         if first.needs_calibration:
@@ -195,7 +193,7 @@ class ModelCache:
         from outliers.quantization.remedies.learning import learn
 
         blocks = subject.calibration
-        keys = any(isinstance(part, Cached) and part.needs_calibration for part in parts_of(variant))
+        keys = variant.needs_keys
         if any(not torch.equal(known.blocks, read_ids(blocks)) for known in self._calibrations.values()):
             self._calibrations.clear()
         calibration = self._calibrations.get(prefix.name)
@@ -203,7 +201,7 @@ class ModelCache:
             with prefix.on(self._loaded[0]) as model:
                 exact = quantize(model, BASELINE)
                 self._calibrations[prefix.name] = calibration = collect(exact, blocks, self._needing, keys)
-        for scheme in [quantized.scheme for quantized in schemes_of(variant) if quantized.scheme.learns]:
+        for scheme in [quantized.scheme for quantized in variant.schemes if quantized.scheme.learns]:
             with prefix.on(self._loaded[0]) as model, naming(subject.name):
                 learn(model, scheme, calibration)  # the result is shared by schemes that differ in later steps
         return calibration
@@ -264,13 +262,13 @@ def describe(subject: Any, model: PreTrainedModel) -> dict:
     return {name: value for name, value in provenance.items() if value is not None}
 
 
-def protocol_of(settings: Machine, blocks: torch.Tensor | Examples | None = None) -> str:
+def protocol_of(experiment: Experiment, blocks: torch.Tensor | Examples | None = None) -> str:
     """Return the field `protocol` of rows: how a text is cut into blocks, and which part of them is predicted."""
     predicted = blocks.protocol if isinstance(blocks, Examples) else ""
     if predicted and not predicted.startswith("+"):  # of pictures
         return predicted
-    ways = [way for name, way in (("bos", BOS), ("documents", DOCUMENTS)) if getattr(settings, name, False)]
-    return "".join([find_text(settings.text).protocol, *ways, predicted])
+    ways = [BOS] * experiment.bos + [DOCUMENTS] * experiment.documents
+    return "".join([find_text(experiment.text).protocol, *ways, predicted])
 
 
 def check_scheme(

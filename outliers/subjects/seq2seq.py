@@ -30,17 +30,17 @@ def read(subject: "Causal", text: str, blocks: int, seed: int) -> Examples:
     Raises:
         UserError: as `span_corrupted` and `prefixed`; or a seed is given although no spans depend on it.
     """
-    tokenizer, settings = subject.reader, subject.settings
-    if (settings.objective or ("span" if len(sentinels_of(tokenizer)) else "prefix")) == "span":
-        return span_corrupted(text, tokenizer, settings.block, blocks, seed)
-    if settings.objective == "each":
+    tokenizer, experiment = subject.reader, subject.experiment
+    if (experiment.objective or ("span" if len(sentinels_of(tokenizer)) else "prefix")) == "span":
+        return span_corrupted(text, tokenizer, experiment.block, blocks, seed)
+    if experiment.objective == "each":
         raise UserError("objective 'each' is of masked language models; expected span or prefix")
-    if seed or settings.mask_seeds > 1:
+    if seed or experiment.mask_seeds > 1:
         raise UserError(
             f"'{subject.model}' predicts the second half of each block, without a seed; leave --mask-seed and "
             "--mask-seeds out"
         )
-    return prefixed(text, tokenizer, settings.block, blocks)
+    return prefixed(text, tokenizer, experiment.block, blocks)
 
 
 def span_corrupted(

@@ -9,8 +9,6 @@ from outliers.errors import UserError
 from outliers.quantization.schemes import BASELINE
 from outliers.subjects.causal import Causal, Pretrained
 from outliers.subjects.cell import Cell
-from outliers.variants.cached import Prefixed
-from outliers.variants.together import apart_from_cache, parts_of, schemes_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,10 +37,10 @@ class Served(Causal):
 
         cells = list(cells)
         for cell in cells:
-            for quantized in schemes_of(cell.variant):
+            for quantized in cell.variant.schemes:
                 check_kept(quantized.scheme)
-            others, formats = apart_from_cache(cell.variant)
-            if formats and any(isinstance(part, Prefixed) for part in parts_of(others)):
+            formats = cell.variant.cache
+            if formats and any(part.is_prefix for part in cell.variant.parts):
                 raise UserError(f"'{cell.variant.name}' generates behind a prefix in {formats}; expected one alone")
         super().check(cells)
 
@@ -54,7 +52,7 @@ class Served(Causal):
     def under(self, model_cache: "ModelCache", variant: "Variant", provenance: dict) -> "Iterator[PreTrainedModel]":
         """Provide the model under a variant without its cache, after checking its weights."""
         model, _ = self._loaded(model_cache, variant, provenance)
-        variant, _formats = apart_from_cache(variant)
+        variant = variant.without_cache
         if hasattr(variant, "served"):
             yield model
         else:
@@ -70,15 +68,15 @@ class Served(Causal):
     ) -> tuple["PreTrainedModel", dict]:
         from outliers.models.load import load_model
 
-        settings = self.settings
-        place = self.model, settings.dtype, settings.device, self.revision
+        experiment = self.experiment
+        place = self.model, experiment.dtype, experiment.device, self.revision
 
         def load() -> tuple["PreTrainedModel", dict]:
-            served, _formats = apart_from_cache(variant)
+            served = variant.without_cache
             model = served.served(*place) if hasattr(served, "served") else load_model(*place)
             return model, self._fields(model, variant)
 
-        return model_cache.keep(self, (settings.dtype, settings.device, variant.name), load, like)
+        return model_cache.keep(self, (experiment.dtype, experiment.device, variant.name), load, like)
 
     def _fields(self, model: "PreTrainedModel", variant: "Variant") -> dict:
         from outliers.models.anatomy import projections
@@ -96,5 +94,5 @@ class Served(Causal):
             fields["parameters"] += sum(layer.codes.numel() for layer in small)
         weights = [*model.parameters(), *buffers]
         fields["weights_bytes"] = sum(weight.nbytes for weight in weights)
-        about = {"protocol": protocol_of(self.settings, self.blocks), "scheme": BASELINE}
+        about = {"protocol": protocol_of(self.experiment, self.blocks), "scheme": BASELINE}
         return fields | about | variant.fields(model)

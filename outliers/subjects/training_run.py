@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outliers.specification.fields import text_label
-from outliers.specification.kinds import Spread
-from outliers.specification.recipe import Recipe
-from outliers.subjects.cell import Cell, Subject, non_default
+from outliers.config.experiment import Experiment
+from outliers.config.fields import text_label
+from outliers.config.recipe import Recipe
+from outliers.subjects.cell import Cell, Subject
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,26 +23,27 @@ if TYPE_CHECKING:
 class TrainingRun(Subject):
     """A training run of a recipe with a seed.
 
-    label: name of the recipe in the experiment. settings: the experiment, with the texts, the folder of checkpoints,
+    label: name of the recipe in the experiment. experiment: the experiment, with the texts, the folder of checkpoints,
     and where it runs.
     """
 
     needs = ("trained_on",)
 
-    def __init__(self, label: str, recipe: Recipe, seed: int, settings: Spread):
-        self.label, self.recipe, self.seed, self.settings = label, recipe, seed, settings
+    def __init__(self, label: str, recipe: Recipe, seed: int, experiment: Experiment):
+        self.label, self.recipe, self.seed, self.experiment = label, recipe, seed, experiment
         self.name = f"{label}, seed {seed}"
 
     @property
     def request(self) -> dict:
-        settings = self.settings
-        measured_on = {"text": text_label(settings.text), **settings.model_dump(include={"block", "blocks", "dtype"})}
+        experiment = self.experiment
+        measured_on = {"text": text_label(experiment.text), "dtype": experiment.dtype}
+        measured_on |= {"block": experiment.block, "blocks": experiment.blocks}
         return {
             "run": self.label,
             "seed": self.seed,
             **self.recipe.in_rows,
             **measured_on,
-            **non_default(dict(settings)),
+            **experiment.non_default(),
         }
 
     @property
@@ -59,13 +60,13 @@ class TrainingRun(Subject):
     def folder(self) -> Path:
         """The folder of the checkpoints, named by a hash of all that determines the weights but the code."""
         written = json.dumps([self.recipe.model_dump(), self.seed, self.trained_on], sort_keys=True)
-        return Path(self.settings.work) / hashlib.sha256(written.encode()).hexdigest()[:12]
+        return Path(self.experiment.work) / hashlib.sha256(written.encode()).hexdigest()[:12]
 
     def prepare(self) -> None:
         from outliers.subjects.model_cache import check_machine
 
-        check_machine(self.settings)
-        self.settings.check()
+        check_machine(self.experiment)
+        self.experiment.check()
         _ = self._read
 
     def provenance(self, _model_cache: "ModelCache", _cell: Cell) -> dict:
@@ -73,7 +74,7 @@ class TrainingRun(Subject):
         from outliers.subjects.model_cache import protocol_of
         from outliers.text.blocks import tokens_hash
 
-        protocol = protocol_of(self.settings)
+        protocol = protocol_of(self.experiment)
         return {"trained_on": self.trained_on, "tokens_hash": tokens_hash(self.blocks), "protocol": protocol}
 
     def training_blocks(self) -> "np.ndarray":
@@ -83,19 +84,19 @@ class TrainingRun(Subject):
         from outliers.text.blocks import load_text
         from outliers.trainer.corpus import blocks_in_order
 
-        recipe, settings = self.recipe, self.settings
+        recipe, experiment = self.recipe, self.experiment
         if recipe.from_nothing:
             return blocks_in_order(self._corpus.ids, recipe.steps, recipe.batch, self.seed)
         count = recipe.steps * recipe.batch
-        blocks = load_text(settings.wikitext, self._tokenizer, settings.block, count).numpy()
+        blocks = load_text(experiment.wikitext, self._tokenizer, experiment.block, count).numpy()
         return np.random.default_rng(self.seed).permutation(blocks)
 
     @functools.cached_property
     def _read(self) -> "tuple[torch.Tensor, str]":
         from outliers.text.blocks import load_text
 
-        settings = self.settings
-        held_out = load_text(settings.text, self._tokenizer, settings.block, settings.blocks)
+        experiment = self.experiment
+        held_out = load_text(experiment.text, self._tokenizer, experiment.block, experiment.blocks)
         return held_out, hashlib.sha256(self.training_blocks().tobytes()).hexdigest()[:12]
 
     @property
@@ -106,8 +107,8 @@ class TrainingRun(Subject):
 
     @property
     def _corpus(self) -> "Corpus":
-        settings = self.settings
-        return _prepared(settings.c4, settings.wikitext, settings.work)
+        experiment = self.experiment
+        return _prepared(experiment.c4, experiment.wikitext, experiment.work)
 
 
 @functools.cache

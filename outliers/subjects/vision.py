@@ -57,8 +57,8 @@ class Picture(NamedTuple):
 
 def read(subject: "Causal", text: str, blocks: int, _seed: int) -> Examples:
     """Return the first of the pictures that `--text` names."""
-    of_others = len(getattr(subject.settings, "models", ())) > 1 or subject.of_one_variant  # models, or prompts
-    if "block" in subject.settings.model_fields_set and not of_others:
+    of_others = len(subject.experiment.models) > 1 or subject.of_one_variant  # models, or prompts
+    if "block" in subject.experiment.model_fields_set and not of_others:
         raise UserError(f"'{subject.model}' reads pictures of a size of its own; leave --block out")
     return pictures(text, subject.reader, subject.config, blocks)
 

@@ -38,7 +38,7 @@ class Steps(NamedTuple):
         return self.count * (self.size + FIXED) * self.cost
 
 
-RENDERING = Steps(1, kind="drawing", seconds=3.0)  # making tables, figures and page of a specification
+RENDERING = Steps(1, kind="drawing", seconds=3.0)  # making tables, figures and page of an experiment
 
 
 class Left(NamedTuple):

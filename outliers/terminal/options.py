@@ -1,4 +1,4 @@
-"""Derive the options of a command from the fields of its specification."""
+"""Derive the options of a command from the fields of its experiment."""
 
 import re
 from collections.abc import Iterable
@@ -12,18 +12,18 @@ from typer import Option
 NUMBERS = {int: "<int>", float: "<float>"}  # metavars; the field parses and checks the text itself
 
 
-def options(kind: type[BaseModel], without: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the annotation of an option for each field of a specification, its own fields before inherited ones.
+def options(experiment_type: type[BaseModel], without: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the annotation of an option for each field of an experiment, its own fields before inherited ones.
 
     An option is called as the title of its field, or its name; a list also has the singular. The help is the field's
     description with the default.
 
     Args:
-        kind: type of the specification.
+        experiment_type: type of the experiment.
         without: fields that have no option.
     """
-    names = sorted(kind.model_fields, key=lambda name: name not in kind.__annotations__)
-    return {name: _option(name, kind.model_fields[name]) for name in names if name not in without}
+    names = sorted(experiment_type.model_fields, key=lambda name: name not in experiment_type.__annotations__)
+    return {name: _option(name, experiment_type.model_fields[name]) for name in names if name not in without}
 
 
 def _option(name: str, field: FieldInfo) -> Any:

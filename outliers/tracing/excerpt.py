@@ -14,7 +14,7 @@ from outliers.errors import UserError, reason_of
 from outliers.files import check_file, write_whole
 from outliers.models.anatomy import readers
 from outliers.models.anatomy.examples import Block, Example
-from outliers.models.anatomy.views import view_of
+from outliers.models.anatomy.stack_views import stack_view
 from outliers.models.decoder import inference, run_decoder
 from outliers.models.hooks import input_hooks
 from outliers.tracing.result import Trace
@@ -106,7 +106,7 @@ def excerpt(
         UserError: the block is longer than the model's context or has ids outside its vocabulary.
     """
     beginning = block if isinstance(block, Example) else block[:POSITIONS]
-    view = view_of(model, stack)
+    view = stack_view(model, stack)
     ids = view.positions(model, block)[:POSITIONS].cpu()
     numbers = {role: torch.tensor(of_role) for role, of_role in features.items()}
     kept = {

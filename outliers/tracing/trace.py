@@ -18,7 +18,7 @@ from outliers.models.anatomy import experts_of, family_of, ids_of, layers_of, re
 from outliers.models.anatomy.examples import Block
 from outliers.models.anatomy.experts import number_of
 from outliers.models.anatomy.names import modules_of
-from outliers.models.anatomy.views import View, view_of, views_of
+from outliers.models.anatomy.stack_views import StackView, stack_view, stack_views
 from outliers.models.anatomy.weights import device_of
 from outliers.models.attention import eager
 from outliers.models.decoder import inference, run_decoder, under
@@ -106,7 +106,7 @@ def trace(
         2
     """
     given = sequences(blocks, attention_mask), roles, alpha, attention, variant, tokens, see_last
-    (trace,) = traces(model, *given, view_of(model, stack))
+    (trace,) = traces(model, *given, stack_view(model, stack))
     return trace
 
 
@@ -120,7 +120,7 @@ def traces(
     variant: Variant = AS_IT_IS,
     tokens: PreTrainedTokenizerBase | None = None,
     see_last: See = lambda ids, states: None,
-    only: View | None = None,
+    only: StackView | None = None,
 ) -> list[Trace]:
     """Trace several views of a model in one pass: all that have some of the roles, or only one.
 
@@ -130,7 +130,7 @@ def traces(
     """
     roles, alpha = _check_roles(roles), check_threshold("alpha", alpha)
     requested = set(roles).union(*(others for role, others in ALIKE.items() if role in roles and not only))
-    candidates = [only] if only else views_of(model).values()
+    candidates = [only] if only else stack_views(model).values()
     views = [(view, of_view) for view in candidates if (of_view := _roles_of(model, view, requested))]
     if not views:
         of_stack = f" in the view '{only.name}'" if only and only.name else ""
@@ -173,7 +173,7 @@ def traces(
     return traces
 
 
-def _modules(model: PreTrainedModel, view: View, roles: tuple[str, ...]) -> dict[str, list[list[str]]]:
+def _modules(model: PreTrainedModel, view: StackView, roles: tuple[str, ...]) -> dict[str, list[list[str]]]:
     """Return the paths of the modules that read each role in the layers of a view, and of those that output the
     stream."""
     states, modules = [*roles, *([] if view.cross else [RESIDUAL])], modules_of(model)
@@ -223,7 +223,7 @@ def _check_roles(roles: Iterable[str]) -> tuple[str, ...]:
     return tuple(role for role in ROLES if role in roles)
 
 
-def _widths(model: PreTrainedModel, view: View) -> dict[str, dict[int, int]]:
+def _widths(model: PreTrainedModel, view: StackView) -> dict[str, dict[int, int]]:
     """Return the number of features of each hidden state by layer of a view; 0 for those of the residual stream."""
     widths: dict[str, dict[int, int]] = defaultdict(dict)
     for reader in readers(model):
@@ -234,13 +234,13 @@ def _widths(model: PreTrainedModel, view: View) -> dict[str, dict[int, int]]:
     return widths
 
 
-def _roles_of(model: PreTrainedModel, view: View, roles: Collection[str]) -> tuple[str, ...]:
+def _roles_of(model: PreTrainedModel, view: StackView, roles: Collection[str]) -> tuple[str, ...]:
     """Return the hidden states of some roles whose positions are those of the view."""
     states = [state for state in _widths(model, view) if role_of(state) in roles]
     return tuple(sorted(states, key=lambda state: (ROLES.index(role_of(state)), state)))
 
 
-def _has_even_heads(model: PreTrainedModel, views: Iterable[View]) -> bool:
+def _has_even_heads(model: PreTrainedModel, views: Iterable[StackView]) -> bool:
     """Return whether all layers of views have attention with the same number of heads, as a share of heads requires."""
     attending = {layer.number for layer in layers_of(model) if layer.anatomy.attention is not None}
     if not attending:
@@ -280,7 +280,7 @@ class _TraceObserver:
 
     def __init__(
         self,
-        view: View,
+        view: StackView,
         roles: tuple[str, ...],
         alpha: float,
         counts: dict,

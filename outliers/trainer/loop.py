@@ -16,12 +16,12 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from outliers.config.recipe import Recipe
 from outliers.errors import BrokenModel
 from outliers.models.anatomy import family_of
 from outliers.models.anatomy.examples import Example, Examples
 from outliers.models.pocket.ladder import WARMUP
 from outliers.models.skeleton import quiet
-from outliers.specification.recipe import Recipe
 from outliers.trainer.optimizers import optimizer_of
 
 SAVED_EVERY, LOGGED_EVERY = 100, 20  # steps; the second divides the first, so that no mean loss spans a checkpoint

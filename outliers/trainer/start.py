@@ -3,10 +3,10 @@
 import torch
 from transformers import GPT2Config, GPTJConfig, MixtralConfig, OPTConfig, PretrainedConfig, PreTrainedModel
 
+from outliers.config.recipe import Recipe
 from outliers.models.anatomy import family_of
 from outliers.models.load import load_model
 from outliers.models.pocket.ladder import CONTEXT, LADDER, VOCABULARY, Rung
-from outliers.specification.recipe import Recipe
 from outliers.trainer.architectures import change
 from outliers.trainer.layers import train_int8
 

@@ -104,6 +104,7 @@ class Ablated(Variant):
 
     intervention: Intervention
     where: tuple[str, ...] = WHERE
+    keeps_weights = True
 
     def __post_init__(self):
         places = [Place.read(written) for written in self.where]
@@ -167,6 +168,13 @@ class Ablated(Variant):
     def in_attention(self) -> bool:
         """Whether only queries, keys and values read the change."""
         return all(set(place.parts) <= set(ROLES["attn_in"]) for place in map(Place.read, self.where))
+
+    @property
+    def at_attention(self) -> "Ablated | None":
+        """For whole roles the ablation of the input of the q/k/v projection."""
+        if set(self.where) <= ROLES.keys():
+            return Ablated(self.intervention)
+        return self if self.in_attention else None
 
     def first_layer(self, model: "PreTrainedModel") -> int:
         if not self.intervention.features:

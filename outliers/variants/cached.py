@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from outliers.errors import UserError
-from outliers.models.variant import Variant
+from outliers.models.variant import AS_IT_IS, Variant
 from outliers.quantization.cache_formats import Formats
 
 if TYPE_CHECKING:  # to read a variant takes no torch
@@ -38,6 +38,18 @@ class Cached(Variant):
         if self.calibration is not None and self.formats.needs_calibration:
             fields["calibration_hash"] = self.calibration.tokens_hash
         return fields
+
+    @property
+    def cache(self) -> Formats:
+        return self.formats
+
+    @property
+    def without_cache(self) -> Variant:
+        return AS_IT_IS
+
+    @property
+    def needs_keys(self) -> bool:
+        return self.needs_calibration
 
     @property
     def needs_calibration(self) -> bool:
@@ -121,7 +133,7 @@ class Prefixed(Variant):
 
     tokens: tuple[int, ...] | None = None
     count: int | None = None
-    in_memory = True
+    in_memory = is_prefix = True
 
     @classmethod
     def read(cls, written: str) -> "Prefixed":

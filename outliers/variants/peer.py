@@ -29,6 +29,7 @@ class Peer(Variant):
     alpha: float = ALPHA
     has_codes = True
     in_memory = True
+    package = PEER
 
     @classmethod
     def read(cls, terms: Sequence[str]) -> "Peer":
@@ -98,6 +99,10 @@ class Against(AtPlaces):
             raise UserError(f"'{term}' is malformed; expected the name of a model, such as {AGAINST}(path/to/folder)")
         places = {name: tuple(match[name].split("/")) if match[name] else () for name in LIMITS}
         return cls(match["other"], **places)
+
+    @property
+    def others(self) -> tuple["Against", ...]:
+        return (self,)
 
     @property
     def called(self) -> str:

@@ -121,6 +121,14 @@ class Quantized(AtPlaces):
         return fields
 
     @property
+    def is_exact(self) -> bool:
+        return not self.scheme.quantizes
+
+    @property
+    def schemes(self) -> tuple["Quantized", ...]:
+        return (self,)
+
+    @property
     def needs_calibration(self) -> bool:
         return self.calibration is None and self.scheme.needs_calibration
 
@@ -171,13 +179,13 @@ class Quantized(AtPlaces):
     def places(self, model: "PreTrainedModel", field: str) -> dict[str | int, str]:
         """Return every role, layer, stack or expert (field) in which something is quantized, each with its place for
         `only` and `skip`."""
-        from outliers.models.anatomy.views import views_of
+        from outliers.models.anatomy.stack_views import stack_views
         from outliers.quantization.convert import quantized_parts, skipped
 
         left = skipped(model, self.skip, self.scheme)
         parts = [part for part in quantized_parts(model, self.scheme) if part.path not in left]
         parts = [part for part in parts if field != "expert" or part.expert is not None]
-        stacks = {layer: view for view in views_of(model).values() if not view.cross for layer in view.layers}
+        stacks = {layer: view for view in stack_views(model).values() if not view.cross for layer in view.layers}
         of_stack = {"stack": lambda part: (stacks[part.layer].name, stacks[part.layer].written)}
         return dict(map((WRITTEN | of_stack)[field], parts))
 

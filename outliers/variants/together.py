@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING
 
 from outliers.models.variant import Variant
 from outliers.quantization.schemes import BASELINE
-from outliers.variants.cached import Cached
-from outliers.variants.peer import Against
-from outliers.variants.quantized import Quantized
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -17,6 +14,8 @@ if TYPE_CHECKING:
     from outliers.quantization.cache_formats import Formats
     from outliers.quantization.magnitudes import Calibration
     from outliers.tracing.result import Trace
+    from outliers.variants.peer import Against
+    from outliers.variants.quantized import Quantized
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,37 @@ class Together(Variant):
             )
         )
 
+    @property
+    def parts(self) -> tuple[Variant, ...]:
+        return self.variants
+
+    @property
+    def schemes(self) -> "tuple[Quantized, ...]":
+        return tuple(scheme for variant in self.variants for scheme in variant.schemes)
+
+    @property
+    def others(self) -> "tuple[Against, ...]":
+        return tuple(other for variant in self.variants for other in variant.others)
+
+    @property
+    def cache(self) -> "Formats | None":
+        return self.variants[-1].cache
+
+    @property
+    def without_cache(self) -> Variant:
+        *variants, last = self.variants
+        if last.cache is None:
+            return self
+        return variants[0] if len(variants) == 1 else Together(tuple(variants))
+
+    @property
+    def needs_keys(self) -> bool:
+        return any(variant.needs_keys for variant in self.variants)
+
+    @property
+    def changes(self) -> list[str]:
+        return [change for variant in self.variants for change in variant.changes]
+
     def first_layer(self, model: "PreTrainedModel") -> int:
         from outliers.models.anatomy import decoder_layers
 
@@ -71,25 +101,3 @@ class Together(Variant):
             for variant in self.variants:
                 model = stack.enter_context(variant.on(model, layer))
             yield model
-
-
-def parts_of(variant: "Variant") -> "tuple[Variant, ...]":
-    """Return the variants that a variant consists of, in the order in which they are applied."""
-    return variant.variants if isinstance(variant, Together) else (variant,)
-
-
-def schemes_of(variant: "Variant") -> list[Quantized]:
-    return [part for part in parts_of(variant) if isinstance(part, Quantized)]
-
-
-def others_of(variant: "Variant") -> list[Against]:
-    """Return the parts of a variant that are other models."""
-    return [part for part in parts_of(variant) if isinstance(part, Against)]
-
-
-def apart_from_cache(variant: "Variant") -> "tuple[Variant, Formats | None]":
-    """Return a variant without its cache, and the formats of the cache; None if there is none."""
-    *others, last = parts_of(variant)
-    if not isinstance(last, Cached):
-        return variant, None
-    return others[0] if len(others) == 1 else Together(tuple(others)), last.formats

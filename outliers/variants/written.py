@@ -68,7 +68,7 @@ def variant(written: str) -> Variant:
             raise UserError(f"'{written}': {rule}: {'+'.join(part.name for part in ordered)}")
     if sum(isinstance(part, tuple(FIRST)) for part in read) > 1:
         raise UserError(f"'{written}' has several terms that stand first; expected one prefix, or one other model")
-    if sum(isinstance(part, Quantized | Peer) for part in read) > 1:
+    if sum(bool(part.schemes or part.package) for part in read) > 1:
         raise _two_schemes(written)
     parts = tuple(part for part in read if part.name != BASELINE)
     if not parts:
@@ -76,13 +76,18 @@ def variant(written: str) -> Variant:
     return parts[0] if len(parts) == 1 else Together(parts)
 
 
-def variant_of(row: Mapping) -> Variant | None:
-    """Return the variant of a row, or the scheme of a published row; None if it cannot be parsed, as without its
-    plugin."""
+class Unreadable(Variant):
+    """The variant of a row that cannot be parsed, as without its plugin."""
+
+    name = "unreadable"
+
+
+def variant_of(row: Mapping) -> Variant:
+    """Return the variant of a row, or the scheme of a published row."""
     try:
         return variant(row.get("variant", row["scheme"]))
     except UserError:
-        return None
+        return Unreadable()
 
 
 def _two_schemes(written: str) -> UserError:

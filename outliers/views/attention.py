@@ -19,7 +19,6 @@ from outliers.show.style import GREY, Panels, chosen, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell, scatter_note
 from outliers.show.value import Rows, Value, grouped, records, scattered_by, value_of
 from outliers.variants.term import PLUS
-from outliers.variants.together import schemes_of
 from outliers.variants.written import variant_of
 from outliers.views.perplexity import costs, unrounded
 
@@ -61,7 +60,7 @@ def points(rows: list[dict]) -> list[Point]:
 
 def _apart(row: dict) -> tuple[str, Remedy | None]:
     """Split a row's variant into the variant without its attention, and the remedy that quantizes its attention."""
-    remedy = next((scheme.scheme.attention for scheme in schemes_of(variant_of(row))), None)
+    remedy = next((scheme.scheme.attention for scheme in variant_of(row).schemes), None)
     terms = PLUS.split(row.get("variant", row["scheme"]))
     others = [term for term in terms if term != BASELINE and not (remedy and term.startswith(remedy.name))]
     return "+".join(others) or BASELINE, remedy

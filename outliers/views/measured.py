@@ -5,13 +5,13 @@ from collections import defaultdict
 
 import pandas as pd
 
+from outliers.config.fields import resolved
 from outliers.metrics.records import Metric
 from outliers.runs.rows import index
 from outliers.runs.run import records, rows_of
 from outliers.show.section import Context, Failures, Section, View, failures, part_of, printed, together
 from outliers.show.tables import values_table
 from outliers.show.words import listed
-from outliers.specification.fields import resolved
 
 SEVERAL = "Of {} each cell has several, which values.csv lists."
 

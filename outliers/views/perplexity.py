@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 
 from outliers.criterion import LOG_PERPLEXITY
 from outliers.models.names import distinct_names
-from outliers.models.variant import AS_IT_IS
 from outliers.published.numbers import FAIRSEQ, published_rows
 from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import cost_axis, log_axis, name_places, parameters_axis, plot_costs
@@ -22,7 +21,6 @@ from outliers.show.style import GREY, figure_function, panels_of
 from outliers.show.tables import FAILED, MISSING, Table, cell, measured_cell, scatter_note
 from outliers.show.value import BITS, Rows, Value, exact, grouped, is_beyond, records, scattered_by, value_of
 from outliers.show.words import count
-from outliers.variants.quantized import Quantized
 from outliers.variants.written import variant_of
 
 
@@ -39,8 +37,7 @@ def costs(rows: list[dict]) -> list[dict]:
 def is_exact(row: Mapping) -> bool:
     """Return whether a row's model is unchanged; a scheme that quantizes nothing changes nothing, whatever its
     options."""
-    under = variant_of(row)
-    return under is AS_IT_IS or (isinstance(under, Quantized) and not under.scheme.quantizes)
+    return variant_of(row).is_exact
 
 
 def unrounded(point: NamedTuple) -> dict:

@@ -147,10 +147,11 @@ CURVE = (
 @failures(Failures.LOST)
 def kept_plan_section(rows: list[dict], context: Context) -> Section:
     """Show the plan that an experiment's rows define; the plan and its exports become files."""
-    spec, folder = context
-    plan = plan_of(rows, spec.model, spec.cost, spec.draws)
-    section = plan_section(rows, plan, {FILE: plan.text} | exports_of(spec.export, plan, spec.revision), spec.by)
-    note = f"The plan is {folder / FILE}: python -m outliers.measure {spec.model} --variant @{folder / FILE}"
+    experiment, folder = context
+    plan = plan_of(rows, experiment.model, experiment.cost, experiment.draws)
+    files = {FILE: plan.text} | exports_of(experiment.export, plan, experiment.revision)
+    section = plan_section(rows, plan, files, experiment.by)
+    note = f"The plan is {folder / FILE}: python -m outliers.measure {experiment.model} --variant @{folder / FILE}"
     return section._replace(printed=f"{section.printed}\n\n{note}", notes=[*section.notes, f"{note}."])
 
 

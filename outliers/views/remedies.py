@@ -21,7 +21,6 @@ from outlier_kernels.formats import FORMATS, OPERANDS
 
 from outliers.errors import UserError
 from outliers.models.names import distinct_names
-from outliers.models.variant import AS_IT_IS, Variant
 from outliers.published.numbers import REMEDIES
 from outliers.quantization.cache_formats import Formats
 from outliers.quantization.schemes import Scheme, get_scheme
@@ -33,9 +32,7 @@ from outliers.show.style import COLORS, GREY, MARKERS, Panels, chosen, color_of,
 from outliers.show.tables import MISSING, Table, cell, scatter_note, values_table
 from outliers.show.value import Rows, Value, exact, grouped, records, scattered_by, value_of
 from outliers.show.words import listed, percent
-from outliers.variants.cached import Cached, Prefixed
-from outliers.variants.quantized import EXACT, Quantized
-from outliers.variants.together import apart_from_cache, parts_of, schemes_of
+from outliers.variants.quantized import EXACT
 from outliers.variants.written import variant_of
 from outliers.views.perplexity import costs, unrounded
 
@@ -117,27 +114,28 @@ def points(rows: list[dict]) -> list[Point]:
     behind = {
         (row["model"], under): value_of(row)
         for row, under in zip(rows, variants, strict=True)
-        if isinstance(under, Prefixed)
+        if under.is_prefix
     }
     known_bits = {
         (row["model"], operand, getattr(quantized.scheme, operand)): row[field]
         for row, under in zip(rows, variants, strict=True)
-        for quantized in schemes_of(under)
+        for quantized in under.schemes
         for operand in OPERANDS
         if (field := f"{operand[:-1]}_bits") in row
     }
     measured = []
     for row in costs(rows):
-        under, cache = apart_from_cache(variant_of(row))
-        prefix = next((part for part in parts_of(under) if isinstance(part, Prefixed)), None)
-        scheme = next((quantized.scheme for quantized in schemes_of(under)), EXACT.scheme)
+        under = variant_of(row)
+        under, cache = under.without_cache, under.cache
+        prefix = next((part for part in under.parts if part.is_prefix), None)
+        scheme = next((quantized.scheme for quantized in under.schemes), EXACT.scheme)
         if cache and "cache_bits" in row:
-            about = *_of_cache(cache, scheme, _changes(under)), "", None, None
+            about = *_of_cache(cache, scheme, under.changes), "", None, None
         elif scheme.quantizes_projections and not cache:
             format = formats.setdefault(_without_name(scheme.base), scheme.base)
             features = [] if row.get("alpha") is None else [FEATURES.format(row["alpha"])]
             bits = [_bits(row, scheme, operand, known_bits) for operand in reversed(OPERANDS)]
-            about = format, "+".join([*features, *_changes(under)]) or NONE, _panel(scheme), *bits
+            about = format, "+".join([*features, *under.changes]) or NONE, _panel(scheme), *bits
         else:
             continue
         baseline = behind.get((row["model"], prefix))
@@ -147,12 +145,6 @@ def points(rows: list[dict]) -> list[Point]:
             Point(short[row["model"], None], *about, value_of(row), cost, cache_bits, _is_on_grid(row, scheme))
         )
     return measured
-
-
-def _changes(under: Variant) -> list[str]:
-    """Return the terms of a variant without the name and the threshold of its scheme."""
-    parts = (part.changes if isinstance(part, Quantized) else [part.name] for part in parts_of(under))
-    return list(itertools.chain.from_iterable(parts))
 
 
 def _of_cache(cache: Formats, scheme: Scheme, others: list[str]) -> tuple[str, str]:
@@ -436,8 +428,7 @@ def _has_format(row: dict) -> bool:
     """Return whether a row belongs to a format, a cache or their baseline, and not to another library or an unreadable
     variant."""
     under = variant_of(row)
-    ours = (part for part in parts_of(under) if isinstance(part, Quantized | Cached | Prefixed))
-    return under is AS_IT_IS or any(ours)
+    return under.is_exact or any(part.schemes or part.cache or part.is_prefix for part in under.parts)
 
 
 def _of_grid(points: Sequence[Point], rows: list[dict]) -> str:

@@ -280,19 +280,19 @@ STRONGEST, WEAKEST = 5, 3  # tokens or contexts of a feature
 @failures(Failures.APART)
 def kept_trace_section(rows: list[dict], context: Context) -> Section:
     """Show the trace that an experiment keeps in a folder."""
-    from outliers.metrics.trace import EXCERPT, of_view, saved_excerpt  # these import torch
+    from outliers.runs.traces import EXCERPT, file_of_stack, saved_excerpt  # these import torch
     from outliers.text.tokens import namer_of
     from outliers.tracing.requests import STEM
     from outliers.tracing.result import Trace
 
-    spec, folder = context
+    experiment, folder = context
     if not any(row["metric"] == "count" for row in rows):  # the trace failed
-        return Section(f"Outlier features of {short_name(spec.model)}", rows)
-    names = namer_of(spec.model, spec.revision)
+        return Section(f"Outlier features of {short_name(experiment.model)}", rows)
+    names = namer_of(experiment.model, experiment.revision)
 
     def of_stack(stack: str, rows: list[dict]) -> Section:
-        trace = Trace.load(folder / of_view(STEM, stack))
-        return traced_section(trace, rows, names, saved_excerpt(folder / of_view(EXCERPT, stack), trace))
+        trace = Trace.load(folder / file_of_stack(STEM, stack))
+        return traced_section(trace, rows, names, saved_excerpt(folder / file_of_stack(EXCERPT, stack), trace))
 
     return by_stack(rows, "stack", of_stack)
 

@@ -28,10 +28,11 @@ from outliers.commands.measure import Cells
 from outliers.commands.memory import Memory
 from outliers.commands.origins import Account
 from outliers.commands.plan import Planning
-from outliers.commands.sweep import Experiment
+from outliers.commands.sweep import Sweep
 from outliers.commands.trace import OneModel
 from outliers.commands.training import Training
 from outliers.commands.zeroshot import ZeroShot
+from outliers.config.experiment import BLOCK, BLOCKS, Experiment
 from outliers.errors import UserError
 from outliers.models.load import load_tokenizer
 from outliers.models.names import POCKET
@@ -39,7 +40,6 @@ from outliers.paper import report as artefacts
 from outliers.runs import run as module
 from outliers.runs.reprint import output_key
 from outliers.runs.rows import read
-from outliers.specification.kinds import BLOCK, BLOCKS, Named
 from outliers.terminal.command import app_of, run
 from outliers.terminal.options import options
 from tests.conftest import needs_harness
@@ -136,8 +136,8 @@ def test_a_trace_stays_beside_those_of_other_requests(monkeypatch, capsys, tmp_p
 
 def test_a_finished_page_of_a_model_prints_again_at_once(monkeypatch, capsys, tmp_path):
     look = ["look", "pocket/gpt2-0.1m", "--out", str(tmp_path)]
-    spec = [one for one in artefacts.experiments(*look[:1], models=look[1:2]) if one.shows == "trace"]
-    monkeypatch.setattr(artefacts, "experiments", lambda *given: spec)
+    spec = [one for one in artefacts.experiments_of(*look[:1], models=look[1:2]) if one.shows == "trace"]
+    monkeypatch.setattr(artefacts, "experiments_of", lambda *given: spec)
     first = call(monkeypatch, capsys, *look, command="report")
     monkeypatch.setattr(artefacts, "report", None)
     assert call(monkeypatch, capsys, *look, command="report") == (0, first[1], "")
@@ -148,17 +148,17 @@ def test_a_finished_page_of_a_model_prints_again_at_once(monkeypatch, capsys, tm
 
 def test_what_is_of_the_hub_is_never_taken_as_it_was():
     fields = {"models": ["pocket/gpt2-0.1m"], "text": "sample"}
-    keys = [output_key(Experiment(**fields | of_hub), "sweep") for of_hub in ({}, {"text": "c4"}, {"models": ["gpt2"]})]
+    keys = [output_key(Sweep(**fields | of_hub), "sweep") for of_hub in ({}, {"text": "c4"}, {"models": ["gpt2"]})]
     assert [key is None for key in keys] == [False, True, True]
 
 
-def test_words_of_a_specification_are_no_paths(monkeypatch, tmp_path):
+def test_words_of_an_experiment_are_no_paths(monkeypatch, tmp_path):
     """But where a field names a model or a file; what stands beside a model in its folder is not of it."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "models", dirs_exist_ok=True)
     text = tmp_path / "own.txt"
     text.write_text("text")
-    spec = Experiment(models=["models"], text="own.txt")
+    spec = Sweep(models=["models"], text="own.txt")
     key = output_key(spec, "sweep")
     for word in ("local", "cpu", "float32", "fp32", "sweep", "models/results"):
         (tmp_path / word).mkdir()
@@ -217,7 +217,7 @@ SENTENCES = r"Input should|Field required|valid (string|integer|number|list|dict
 
 @pytest.mark.parametrize("value", [None, True, -1, 1e300, float("nan"), "", "x", [], [[]], {}, {"a": 1}, [b"x"]])
 def test_no_sentence_of_pydantic_reaches_a_user(value):
-    kinds = (Experiment, Ablation, Damage, Emergence, OneModel, Latency, Memory, Account, Planning, ZeroShot, Cells)
+    kinds = (Sweep, Ablation, Damage, Emergence, OneModel, Latency, Memory, Account, Planning, ZeroShot, Cells)
     for kind in kinds:
         for field in kind.model_fields:
             try:
@@ -301,14 +301,14 @@ def specified(monkeypatch, capsys):
     found = []
     monkeypatch.setattr("outliers.app._measure", lambda name, spec, *_: found.append((name, spec)))
 
-    def specification(typed: str | list):
+    def experiment(typed: str | list):
         command, *arguments = typed.split() if isinstance(typed, str) else typed
         assert call(monkeypatch, capsys, *arguments, command=command) == (0, "", "")
         name, spec = found.pop()
         assert name == command
         return spec
 
-    return specification
+    return experiment
 
 
 @pytest.mark.parametrize(
@@ -340,15 +340,15 @@ def test_models_and_lists(specified, tmp_path, monkeypatch, typed, fields):
 
 KINDS = {
     name: kind
-    for kind in (ZeroShot, Latency, Memory, Experiment, Damage, OneModel, Emergence, Ablation, Account, Planning)
+    for kind in (ZeroShot, Latency, Memory, Sweep, Damage, OneModel, Emergence, Ablation, Account, Planning)
     if (name := kind.model_fields["name"].default) in COMMANDS and {"model", "models"} & {*kind.model_fields}
 }  # of what a command measures of models
-BECOMES = {"attention": "schemes"}  # fields that others say when a specification is made
+BECOMES = {"attention": "schemes"}  # fields that others say when an experiment is made
 VALUES = (["a", "b"], ["1", "2"], ["fp32", "absmax"], ["16-bit", "int8"], ["8x24", "16"], ["kv=int4", "keys=int3"])
 
 
-def takes(kind: type[Named], field: str, values: list[str]) -> bool:
-    """Whether a field of a specification may have these values."""
+def takes(kind: type[Experiment], field: str, values: list[str]) -> bool:
+    """Whether a field of an experiment may have these values."""
     try:
         kind(**{"model" if "model" in kind.model_fields else "models": "a", field: ",".join(values)})
     except UserError:
@@ -377,10 +377,10 @@ def test_all_commands_read_one_text_by_default():
         if {"text", "block", "blocks"} <= {*kind.model_fields}
     }
     assert texts == {("sample", BLOCK, BLOCKS)}
-    assert {(spec.text, spec.block, spec.blocks) for spec in artefacts.experiments("look")} == texts
+    assert {(spec.text, spec.block, spec.blocks) for spec in artefacts.experiments_of("look")} == texts
 
 
-def test_every_command_that_measures_models_has_a_specification():
+def test_every_command_that_measures_models_has_an_experiment():
     assert {*KINDS} == {*COMMANDS} - {"anatomy", "get", "training", "report", "measure"}
     assert len(LISTS) > 15
 
@@ -426,7 +426,7 @@ def test_a_model_is_named_in_the_same_way(specified, command):
 )
 def test_models_of_a_report(monkeypatch, capsys, typed, name, models):
     asked = []
-    monkeypatch.setattr("outliers.specification.validate.check_configs", list)
+    monkeypatch.setattr("outliers.config.validate.check_configs", list)
     monkeypatch.setattr(artefacts, "report", lambda *arguments: asked.append(arguments) or ("the page", []))
     assert call(monkeypatch, capsys, *typed.split(), command="report") == (0, "the page\n", "")
     assert [(asked[0][0], asked[0][-1])] == [(name, models)]
@@ -470,9 +470,9 @@ def test_a_path_with_a_comma(specified, tmp_path, monkeypatch, typed):
 def test_a_report_of_other_models(tmp_path):
     a, b = (shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / name) for name in "ab")
     models = [str(a), str(b)]
-    assert artefacts.experiments("paper/table4", models=models)[0].models == models
-    for spec in artefacts.experiments("paper", "cpu", models[:1]):
-        assert getattr(spec, "models", models[:1]) == models[:1]
+    assert artefacts.experiments_of("paper/table4", models=models)[0].models == models
+    for spec in artefacts.experiments_of("paper", "cpu", models[:1]):
+        assert spec.models in ([], models[:1])
         assert getattr(spec, "candidates", models[:1]) == models[:1]
         assert getattr(spec, "device", "cpu") == "cpu"
 
@@ -487,7 +487,7 @@ def test_a_warning_is_a_line(monkeypatch, capsys):
 
 
 class Fruit(BaseModel):
-    """A small specification, as somebody adds fields to one."""
+    """A small experiment, as somebody adds fields to one."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -330,7 +330,7 @@ def test_blocks_at_once_have_the_values_of_one_thread(case, blocks, monkeypatch)
 
 @pytest.mark.parametrize(("stream", "batch"), [(False, 2), (True, 1)])
 def test_memory_is_forecast_for_both_blocks_at_once(stream, batch):
-    subject = SimpleNamespace(settings=SimpleNamespace(stream=stream, device="cpu"))
+    subject = SimpleNamespace(experiment=SimpleNamespace(stream=stream, device="cpu"))
     assert STATES.memory_needs([Cell(subject, variant("absmax"), Perplexity())]).batch == batch
 
 

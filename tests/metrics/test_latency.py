@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from outliers import UserError, load_int8, load_model, load_quantized, quantize, run, save_quantized
 from outliers.commands.latency import Latency
+from outliers.config.files import make_experiment, read_experiment
 from outliers.metrics.latency import Timings, latency, quartiles
 from outliers.metrics.linear_layer import LEAST_ROUNDS, OUTLIERS, milliseconds, rows_of, ways
 from outliers.models.anatomy import projections
@@ -22,7 +23,6 @@ from outliers.quantization.linear import stored_weight
 from outliers.quantization.peers import has_bitsandbytes, with_bitsandbytes
 from outliers.runs.frame import records_in as read_rows
 from outliers.show.write import write
-from outliers.specification.files import make_experiment, read_experiment
 from outliers.views import latency as table6
 from outliers.views import linear_layer as table5
 from tests.conftest import PAPER_TABLES, needs_paper

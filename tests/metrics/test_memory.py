@@ -17,11 +17,11 @@ from transformers.quantizers.base import HfQuantizer
 
 from outliers import UserError, quantize, run
 from outliers.commands.memory import Memory
+from outliers.config.files import make_experiment, read_experiment
 from outliers.metrics.memory import GIB, Footprint, Storages, fits, measure_footprint, measure_pass, prompt
 from outliers.models.load import find_config, load_config
 from outliers.models.names import known_configs
 from outliers.paper.artefacts import ARTEFACTS
-from outliers.specification.files import make_experiment, read_experiment
 from outliers.views.memory import footprints, largest, memory_section
 from tests.conftest import CONFIGS, slow_but
 from tests.subjects.test_families import VISION as PICTURES

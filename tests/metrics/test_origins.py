@@ -289,7 +289,7 @@ def test_refused(blocks):
 
 @pytest.fixture(scope="module")
 def pocket(tmp_path_factory) -> tuple:
-    """The account of what stands out in a pocket model: its specification, folder and rows."""
+    """The account of what stands out in a pocket model: its experiment, folder and rows."""
     folder = tmp_path_factory.mktemp("origins")
     spec = account.Account(model="pocket/gpt2-1.7m", block=64, blocks=2, positions="7", by="writers")
     return spec, folder, run(spec, folder)

@@ -12,11 +12,11 @@ import pytest
 
 from outliers import Experiment, UserError
 from outliers.commands.get import get_packaged
+from outliers.config import files
+from outliers.config.files import specify
 from outliers.models import names
 from outliers.models.names import PACKAGED, Packaged, cached_file, packaged_file, packaged_models
 from outliers.models.source import find_model
-from outliers.specification import files
-from outliers.specification.files import specify
 from tests.typed import call
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB

@@ -23,11 +23,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import outliers
 from outliers.commands.sweep import Experiment
+from outliers.config import files
+from outliers.config.files import make_experiment, read_experiment
 from outliers.models import anatomy
 from outliers.models.names import POCKET
 from outliers.quantization.schemes import get_scheme
-from outliers.specification import files
-from outliers.specification.files import make_experiment, read_experiment
 from tests.conftest import LLAMA, ROOT, read
 from tests.gguf_files import save_gguf
 from tests.pages import test_docs
@@ -225,7 +225,7 @@ def test_lines_that_need_nothing_run(block, place, small_model, monkeypatch, cap
     if not ours:
         pytest.skip("every line needs what is not here, and says so")
     known = {name: place / "experiments" / f"{name}.yaml" for name in files.experiment_files()}
-    for module in ("outliers.specification.files", "outliers.app", "outliers.paper.report"):
+    for module in ("outliers.config.files", "outliers.app", "outliers.paper.report"):
         monkeypatch.setattr(f"{module}.experiment_files", lambda: known)
     monkeypatch.chdir(place)
     for line in ours:

@@ -83,7 +83,7 @@ finally:
 @pytest.mark.slow
 def test_a_sweep_goes_the_way_of_the_tour(tmp_path):
     """Its functions are called in the order of the list, each for the first time."""
-    few = ["--model", "pocket/gpt2-1.7m", "--block", "32", "--blocks", "1", "--scheme", "absmax"]
+    few = ["--model", "pocket/gpt2-1.7m", "--block", "32", "--blocks", "1", "--scheme", "absmax,llm.int8"]
     subprocess.run([sys.executable, "-c", CALLS, str(rooms.ROOT), str(tmp_path), *few], check=True, capture_output=True)
     called = json.loads((tmp_path / "calls.json").read_text())
     calls = [(file, name.rpartition("<locals>.")[2]) for file, name in called]

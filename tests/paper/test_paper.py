@@ -12,6 +12,8 @@ import pytest
 from outliers.app import commands, record_of
 from outliers.commands.sweep import Experiment
 from outliers.commands.training import Training
+from outliers.config.fields import resolved
+from outliers.config.files import experiment_files
 from outliers.errors import UserError
 from outliers.metrics.records import metrics
 from outliers.models.load import load_model
@@ -19,14 +21,12 @@ from outliers.paper import report as module
 from outliers.paper.artefacts import ARTEFACTS, BEYOND
 from outliers.paper.linear_layers import LinearLayers
 from outliers.paper.published import Artefact, Published, comparison
-from outliers.paper.report import experiments, report
+from outliers.paper.report import experiments_of, report
 from outliers.published.facts import elsewhere
 from outliers.published.numbers import published_models
 from outliers.quantization.schemes import TABLE1
 from outliers.runs.run import show
 from outliers.show.section import Section
-from outliers.specification.fields import resolved
-from outliers.specification.files import experiment_files
 from outliers.subjects import model_cache
 from outliers.views.measured import view_of
 from outliers.views.table4 import table4_section
@@ -190,15 +190,15 @@ def test_another_scheme_of_the_table_breaks_no_published_table():
 
 
 def test_every_table_and_figure_has_an_experiment_of_each_set():
-    of_trainings = [spec.shows for spec in experiments("training")]  # which take a night, and so are a set of their own
+    of_trainings = [spec.shows for spec in experiments_of("training")]  # which take a night
     of_paper = [name for name in ARTEFACTS if name not in (*BEYOND, *of_trainings)]
     others = ["families_table1", "pictures_table1", "families_table4"]  # of embedded models alone
     for name, shown in (("paper", of_paper), ("pocket", [*of_paper, *others])):
-        assert [spec.shows for spec in experiments(name)] == shown
+        assert [spec.shows for spec in experiments_of(name)] == shown
         assert {known for known in experiment_files() if known.startswith(f"{name}/")} == {
             f"{name}/{one}" for one in shown
         }
-    alone = [spec for name in ("look", "remedies", "attention", "training/causes") for spec in experiments(name)]
+    alone = [spec for name in ("look", "remedies", "attention", "training/causes") for spec in experiments_of(name)]
     assert [*(spec.shows for spec in alone), *others] == list(BEYOND)
 
 
@@ -227,11 +227,11 @@ def test_a_kind_without_a_view_is_a_mistake():
 
 
 def test_a_device_replaces_that_of_the_files():
-    assert {spec.device for spec in experiments("paper", "cpu") if hasattr(spec, "device")} == {"cpu"}
+    assert {spec.device for spec in experiments_of("paper", "cpu") if hasattr(spec, "device")} == {"cpu"}
 
 
 def test_the_papers_models_are_named_by_hub_id():
-    models = {spec.shows: getattr(spec, "models", []) for spec in experiments("paper")}
+    models = {spec.shows: getattr(spec, "models", []) for spec in experiments_of("paper")}
     assert [model.lower().rpartition("/")[2] for model in models["table1"]] == list(
         dict.fromkeys(key[0] for key in ARTEFACTS["table1"].published.values)
     )
@@ -256,7 +256,7 @@ def small_set(tmp_path, monkeypatch):
         path.parent.mkdir(exist_ok=True)
         path.write_text(content)
     known = {name: tmp_path / f"{name}.yaml" for name in files}
-    monkeypatch.setattr("outliers.specification.files.experiment_files", lambda: known)
+    monkeypatch.setattr("outliers.config.files.experiment_files", lambda: known)
     monkeypatch.setattr(module, "experiment_files", lambda: known)
     return tmp_path / "results"
 
@@ -320,7 +320,7 @@ def test_redrawing_needs_no_model_and_gives_the_same_tables(tmp_path):
 def test_blocks_end_with_the_context_of_a_model_that_the_file_does_not_know(caplog):
     """With room for the prefix of some variants."""
     caplog.set_level("INFO")
-    (spec,) = experiments("remedies", models=["pocket/gpt2-0.1m"])
+    (spec,) = experiments_of("remedies", models=["pocket/gpt2-0.1m"])
     assert spec.block == 255
     assert "blocks of 255 tokens, not 512: the context of pocket/gpt2-0.1m ends there" in caplog.text
-    assert experiments("remedies")[0].block == 512
+    assert experiments_of("remedies")[0].block == 512

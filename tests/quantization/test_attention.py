@@ -15,6 +15,7 @@ import outliers
 from outliers import Experiment, UserError, load_int8, load_quantized, run, save_quantized, sweep
 from outliers.commands.damage import Damage
 from outliers.commands.latency import Latency
+from outliers.config.fields import FieldError
 from outliers.metrics.damages import damages_of
 from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import anatomy_of, decoder_layers, family_of
@@ -24,7 +25,6 @@ from outliers.quantization.attention import AttentionProducts, int8_attention
 from outliers.quantization.convert import check_attends
 from outliers.quantization.products import Products
 from outliers.quantization.schemes import get_scheme
-from outliers.specification.fields import FieldError
 from tests.conftest import slow_but
 from tests.small_models import make_model, make_tokenizer
 from tests.subjects.test_families import MASKED, SEQ2SEQ, VISION

@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from outliers import SCHEMES, Experiment, Quantized, Scheme, calibrate, perplexities, perplexity, quantize, sweep
 from outliers.commands.latency import Latency
+from outliers.config.files import make_experiment, read_experiment
 from outliers.criterion import ROUTER
 from outliers.errors import BrokenModel, UserError
 from outliers.models.anatomy import projections
@@ -25,13 +26,12 @@ from outliers.models.stream import stream_model
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, operand_of
 from outliers.quantization.magnitudes import Magnitudes
-from outliers.quantization.remedies import REMEDIES, SEARCH, Kind, Remedy, Transform
+from outliers.quantization.remedies import REMEDIES, SEARCH, Remedy, RemedyKind, Transform
 from outliers.quantization.remedies.clip import clip
 from outliers.quantization.remedies.hadamard import drawn, rotate
 from outliers.quantization.remedies.smoothing import factors
 from outliers.quantization.schemes import by_weights, get_scheme, read_scheme, write_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
-from outliers.specification.files import make_experiment, read_experiment
 from outliers.text.blocks import tokens_hash
 from outliers.views.perplexity import perplexity_table
 from tests.small_models import inputs_of, make_model, sample_blocks
@@ -470,7 +470,7 @@ def test_a_remedy_of_ones_own_that_is_no_transform():
     """Inputs that are all zero, in the place where `clip` acts."""
     negated = Scheme("mine", ROW, COLUMN, remedies=[Transform(torch.neg, torch.mul, torch.mul, name="negated")])
     assert pickle.loads(pickle.dumps(negated)) == negated
-    silent = Kind(clips=lambda hidden_states, _number, _scheme: 0 * hidden_states, name="silent")
+    silent = RemedyKind(clips=lambda hidden_states, _number, _scheme: 0 * hidden_states, name="silent")
     scheme, projection = Scheme("mine", ROW, COLUMN, remedies=[silent, "tokens=3"]), nn.Linear(4, 2)
     assert scheme.parts.endswith("exact, tokens=3, silent")
     assert torch.equal(QuantizedLinear(projection, scheme)(torch.ones(1, 4))[0], projection.bias)

@@ -14,6 +14,7 @@ from outliers import Experiment, Quantized, UserError, load_text, perplexity, qu
 from outliers.commands.ablate import Ablation
 from outliers.commands.latency import Latency
 from outliers.commands.zeroshot import ZeroShot
+from outliers.config.files import make_experiment, read_experiment
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
@@ -24,7 +25,6 @@ from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, by_weights, get_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
-from outliers.specification.files import make_experiment, read_experiment
 from tests.small_models import make_model
 
 ROW, COLUMN = Quantizer("int8", "row"), Quantizer("int8", "column")
@@ -191,7 +191,7 @@ def test_a_scheme_of_ones_own_in_a_sweep(tmp_path):
     assert len(set(values)) == 3
 
 
-def test_schemes_in_a_specification(tmp_path):
+def test_schemes_in_an_experiment(tmp_path):
     asked = Experiment(schemes=["absmax", MIXED, "absmax", MIXED], **SMALL)
     assert asked.schemes == ["absmax", MIXED]
     assert Experiment(schemes="absmax,llm.int8", **SMALL).schemes == ["absmax", "llm.int8"]

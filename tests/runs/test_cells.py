@@ -21,7 +21,8 @@ from outliers import commands as folder
 from outliers.commands.latency import Latency
 from outliers.commands.measure import METRICS, Cells
 from outliers.commands.memory import Memory
-from outliers.commands.sweep import Experiment
+from outliers.commands.sweep import Sweep
+from outliers.config.experiment import Experiment
 from outliers.errors import UserError
 from outliers.metrics import records
 from outliers.metrics.measurement import StatesComputation, bundles_of
@@ -32,14 +33,14 @@ from outliers.models import plugins
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
 from outliers.quantization.schemes import Scheme
-from outliers.runs.rows import COLUMNS, Row, Rows, read
+from outliers.runs.rows import Rows, read
 from outliers.runs.run import run, stored_rows
 from outliers.show.section import Context
-from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell
 from outliers.subjects.configured import Configured
 from outliers.subjects.model_cache import ModelCache
+from outliers.subjects.row import COLUMNS, Row
 from outliers.terminal.progress import Progress
 from outliers.variants.quantized import EXACT
 from outliers.views.measured import measured_section
@@ -53,7 +54,7 @@ FIELDS = st.dictionaries(st.text(max_size=3), st.integers(0, 9) | st.text(max_si
 
 
 def test_what_rides_on_one_pass_is_answered_at_once():
-    model = Causal(MODEL, None, Settings(name="text", block=16, blocks=1))
+    model = Causal(MODEL, None, Experiment(name="text", block=16, blocks=1))
     pairs = [
         *((records.Top1, "zero(3)"), (records.Sinks, "zero(5)"), (records.Top1, "absmax+zero(5)")),
         *((records.Errors, "absmax"), (records.Errors, "llm.int8"), (records.Places, "absmax")),
@@ -64,7 +65,7 @@ def test_what_rides_on_one_pass_is_answered_at_once():
 
 
 def swept(out: Path, **fields) -> list[dict]:
-    return run(Experiment(**{"schemes": ["fp32", "llm.int8"], **SMALL} | fields), out)
+    return run(Sweep(**{"schemes": ["fp32", "llm.int8"], **SMALL} | fields), out)
 
 
 @given(subject=FIELDS, provenance=FIELDS, run=FIELDS)
@@ -120,19 +121,19 @@ def test_equal_weights_under_two_names_are_timed_twice(tmp_path):
 
 
 def test_one_model_in_memory_serves_all_texts_and_knows_each():
-    texts = [Causal(MODEL, None, Settings(name="text", block=block, blocks=2)) for block in (16, 32)]
+    texts = [Causal(MODEL, None, Experiment(name="text", block=block, blocks=2)) for block in (16, 32)]
     with Progress(0) as bar:
         model_cache = ModelCache(bar)
     one, other = (subject.load(model_cache) for subject in texts)
     assert other is one
     known = [model_cache.knowing([outliers.variant("mean(3)")], subject)[0].intervention.means for subject in texts]
     assert not torch.equal(*(of_text[0, "attn_in"] for of_text in known))
-    half = Causal(MODEL, None, Settings(name="text", block=16, blocks=2, dtype="bfloat16"))
+    half = Causal(MODEL, None, Experiment(name="text", block=16, blocks=2, dtype="bfloat16"))
     assert half.load(model_cache) is not one
 
 
 def test_a_cell_is_called_by_its_variant_where_one_is_meant():
-    assert Cell(Causal(MODEL, None, Settings(name="text")), EXACT, Perplexity()).name == "fp32, perplexity"
+    assert Cell(Causal(MODEL, None, Experiment(name="text")), EXACT, Perplexity()).name == "fp32, perplexity"
     assert Cell(Configured(MODEL), EXACT, Footprint()).name == "memory"
 
 
@@ -146,7 +147,7 @@ SCHEMES = [
 
 
 def test_schemes_of_one_name_and_other_parts_have_rows_of_their_own(tmp_path):
-    specs = [Experiment(**SMALL, schemes=[scheme]) for scheme in SCHEMES]
+    specs = [Sweep(**SMALL, schemes=[scheme]) for scheme in SCHEMES]
     found = [run(spec, tmp_path) for spec in specs]
     assert len(read(tmp_path)) == len(SCHEMES), "none is taken for another"
     assert [run(spec, tmp_path) for spec in specs] == found

@@ -12,18 +12,19 @@ import psutil
 import pytest
 import torch
 
-from outliers import Experiment, Trace, UserError, run, sweep
+from outliers import Trace, UserError, run, sweep
 from outliers.commands.ablate import Ablation
 from outliers.commands.damage import Damage
 from outliers.commands.emergence import Emergence
+from outliers.commands.sweep import Sweep
 from outliers.commands.trace import OneModel
+from outliers.config.experiment import Experiment
 from outliers.runs import cluster
 from outliers.runs.cluster import Cluster
 from outliers.runs.engine import Here
 from outliers.runs.forecast import PROCESS, Need, Room
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Rows
-from outliers.specification.kinds import Settings
 from outliers.subjects.cell import Task
 from outliers.terminal.forecaster import Steps
 from outliers.terminal.progress import Progress
@@ -71,8 +72,8 @@ def kill_one_worker(killed: list[int], stop: threading.Event) -> None:
 IN_PARTS = {"models": MODELS[:1], "schemes": ["llm.int8"], "blocks": 7}
 CUT, WHOLE = {"by": ["error"]}, {"by": ["role", "layer"]}  # of a text that is cut, and of one that is not: many cells
 MEASURED = {
-    "a sweep": Experiment(**SWEEP),
-    "a row in parts of the text": Experiment(**SWEEP | IN_PARTS),
+    "a sweep": Sweep(**SWEEP),
+    "a row in parts of the text": Sweep(**SWEEP | IN_PARTS),
     "an ablation": Ablation(model=MODELS[0], block=64, blocks=2, features=[3, 7], methods=["zero", "mean"]),
     "errors": Damage(model=MODELS[0], block=64, blocks=5, schemes=["absmax"], **CUT),
     "damage by place": Damage(model=MODELS[0], block=64, blocks=5, schemes=["absmax"], **WHOLE),
@@ -90,7 +91,7 @@ def test_two_workers_have_the_same_rows_and_one_writer(spec, tmp_path):
 
 
 def test_parts_of_a_text():
-    with Progress(0) as bar, Cluster(Settings(name="parts"), bar) as engine:
+    with Progress(0) as bar, Cluster(Experiment(name="parts"), bar) as engine:
         assert engine.parts(7, 1) == [slice(0, 1), slice(1, 3), slice(3, 5), slice(5, 7)]
         assert engine.parts(2, 1) == [slice(0, 1), slice(1, 2)]
         assert engine.parts(7, 4) == [slice(0, 7)]
@@ -98,11 +99,11 @@ def test_parts_of_a_text():
 
 def test_a_worker_that_is_killed_in_the_middle_costs_no_row(tmp_path):
     longer = {**SWEEP, "models": MODELS[1:], "block": 256, "blocks": 32}
-    want = sweep(Experiment(**longer), tmp_path / "here")
+    want = sweep(Sweep(**longer), tmp_path / "here")
     killed, stop = [], threading.Event()
     killer = threading.Thread(target=kill_one_worker, args=(killed, stop))
     killer.start()
-    rows = sweep(Experiment(**longer, engine="ray"), tmp_path / "there")
+    rows = sweep(Sweep(**longer, engine="ray"), tmp_path / "there")
     stop.set()
     killer.join()
     assert killed, "no worker was killed"
@@ -187,7 +188,7 @@ def test_failing_cells_are_named_and_the_others_finish(monkeypatch, capsys, tmp_
     arrived = []
     with (
         Progress(0) as bar,
-        Cluster(Settings(name="cells"), bar) as engine,
+        Cluster(Experiment(name="cells"), bar) as engine,
     ):
         job = SimpleNamespace(name="model")
         cells = [Task(f"cell {value}", number, job, (value,), Steps(1)) for value in range(5)]
@@ -265,12 +266,12 @@ def test_ctrl_c_finishes_what_is_being_measured(monkeypatch, tmp_path):
     monkeypatch.setattr(Rows, "add", press)
     fields = {"models": MODELS[1:], "block": 256, "blocks": 8}
     with pytest.raises(KeyboardInterrupt, match=rf"finished rows in '{tmp_path}'"):
-        sweep(Experiment(**fields, engine="ray"), tmp_path)
+        sweep(Sweep(**fields, engine="ray"), tmp_path)
     signal.signal(signal.SIGINT, usual)
     monkeypatch.undo()
     rows = read_rows(tmp_path)
     assert 2 < len(rows) < 9, "what was being measured is finished, and nothing else has begun"
-    want = {row["scheme"]: row["value"] for row in sweep(Experiment(**fields, engine="ray"), tmp_path)}
+    want = {row["scheme"]: row["value"] for row in sweep(Sweep(**fields, engine="ray"), tmp_path)}
     assert len(want) == 9
     assert all(row["value"] == want[row["scheme"]] for row in rows)
 
@@ -278,7 +279,7 @@ def test_ctrl_c_finishes_what_is_being_measured(monkeypatch, tmp_path):
 def test_what_no_machine_has_is_refused(monkeypatch, capsys, tmp_path):
     with (
         Progress(0) as bar,
-        Cluster(Settings(name="large"), bar) as engine,
+        Cluster(Experiment(name="large"), bar) as engine,
     ):
         engine.alone = True
         engine.forecasts = {"m": Need("m", 9000 * 10**9, 0, 0, 0)}
@@ -304,7 +305,7 @@ def test_cells_ask_for_what_their_model_needs(monkeypatch):
     room = Room(80 * 10**9, 512 * 10**9, 1, 1, 8 * 80 * 10**9)
 
     def needs(device: str, memory: float, host: float = 0) -> dict:
-        with Progress(0) as bar, Cluster(Settings(name="needs", device=device), bar) as engine:
+        with Progress(0) as bar, Cluster(Experiment(name="needs", device=device), bar) as engine:
             monkeypatch.setattr(engine, "_nodes", lambda: nodes)
             assert engine._needs(cell)["memory"] == PROCESS
             engine.forecasts, engine.room = {"m": Need("m", int(memory), int(host), 0, 0)}, room
@@ -345,7 +346,7 @@ def test_a_cluster_that_is_there_is_used_and_else_one_is_made(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "shutdown", lambda: asked.append("shutdown"))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with Progress(0) as bar, Cluster(Settings(name="alone"), bar) as engine:
+    with Progress(0) as bar, Cluster(Experiment(name="alone"), bar) as engine:
         assert engine.alone
         assert signal.getsignal(signal.SIGTERM) is usual
     assert asked == [("auto", None), (None, cluster.OBJECT_STORE), "shutdown"]
@@ -353,20 +354,20 @@ def test_a_cluster_that_is_there_is_used_and_else_one_is_made(monkeypatch):
     with pytest.raises(
         UserError, match=r"no Ray cluster accepts a connection at RAY_ADDRESS=10.0.0.1:6379 " r"\(nobody answers\)"
     ):
-        sweep(Experiment(models=MODELS, engine="ray"), "never-made")
+        sweep(Sweep(models=MODELS, engine="ray"), "never-made")
 
 
 def test_without_ray_the_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"engine 'ray' needs Ray; pip install 'outliers\[cluster\]'"):
-        sweep(Experiment(models=MODELS, engine="ray"), tmp_path)
+        sweep(Sweep(models=MODELS, engine="ray"), tmp_path)
 
 
 def test_what_a_worker_warns_of_is_said_once(tmp_path, caplog):
     """Here of a tensor that the model has no place for, of which both workers warn."""
     folder = alter_weights(own(tmp_path), lambda tensors: tensors.update(beside=torch.ones(1)))
     fields = {"models": [str(folder)], "schemes": ["fp32", "absmax"], "block": 64, "blocks": 4}
-    rows = sweep(Experiment(**fields, engine="ray"), tmp_path / "out")
+    rows = sweep(Sweep(**fields, engine="ray"), tmp_path / "out")
     assert all(row["ignored_tensors"] == ["beside"] for row in rows)
     assert len([record for record in caplog.records if "has no place (beside)" in record.getMessage()]) == 1
 
@@ -387,7 +388,7 @@ def test_other_families_by_two_workers_and_streamed(family, tmp_path):
     asked = fields | {"schemes": ["fp32", "absmax"], "blocks": 4}
     ways = {"here": {}, "ray": {"engine": "ray"}, "streamed": {"stream": True, "memory": memory}}
     found = {
-        way: [(row["metric"], row["scheme"], row["value"]) for row in sweep(Experiment(**asked, **how), tmp_path / way)]
+        way: [(row["metric"], row["scheme"], row["value"]) for row in sweep(Sweep(**asked, **how), tmp_path / way)]
         for way, how in ways.items()
     }
     assert found["here"] == found["ray"] == found["streamed"] != []

@@ -9,6 +9,7 @@ import torch
 from outliers import Experiment, UserError, load_model, load_text, load_tokenizer, quantize, run, sweep
 from outliers.commands.ablate import Ablation
 from outliers.commands.trace import OneModel
+from outliers.config.files import make_experiment, read_experiment
 from outliers.metrics import states
 from outliers.metrics.perplexity import Loss, perplexity
 from outliers.models.names import PACKAGED, POCKET, pocket_models
@@ -16,7 +17,6 @@ from outliers.quantization.schemes import TABLE1
 from outliers.runs.engine import Here
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.run import show, stored_rows
-from outliers.specification.files import make_experiment, read_experiment
 from outliers.subjects.model_cache import ModelCache
 from outliers.variants.draw import drawn
 from tests.conftest import TIMES

@@ -12,11 +12,13 @@ import psutil
 import pytest
 from transformers import PretrainedConfig
 
-from outliers import Experiment, UserError
+from outliers import UserError
 from outliers.commands.ablate import Ablation
 from outliers.commands.damage import Damage
 from outliers.commands.latency import Latency
+from outliers.commands.sweep import Sweep
 from outliers.commands.trace import OneModel
+from outliers.config.experiment import Experiment
 from outliers.metrics.measurement import MemoryNeeds, stored_bytes
 from outliers.models.load import find_config
 from outliers.quantization.schemes import get_scheme
@@ -36,7 +38,6 @@ from outliers.runs.forecast import (
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.free import free_in_groups, free_memory
 from outliers.runs.planner import memory_needs_of
-from outliers.specification.kinds import Named, Settings
 from outliers.subjects.causal import Pretrained
 from outliers.terminal.amounts import duration, size
 from tests.conftest import CONFIGS, needs_smollm2
@@ -73,7 +74,7 @@ def told(monkeypatch) -> list[str]:
 def asked(config: PretrainedConfig, needs: MemoryNeeds = NOTHING, model=("my-opt", None), **settings) -> ModelRun:
     """The run of a model of this configuration."""
     settings = {"name": "test", "block": 256, "blocks": 32} | settings
-    subject = Pretrained(*model, settings.get("spec") or Settings(**settings))
+    subject = Pretrained(*model, settings.get("spec") or Experiment(**settings))
     subject.config = config
     return model_run_of(subject, needs)
 
@@ -107,8 +108,8 @@ def test_every_architecture_has_a_shape(case):
 SPECS = {"trace": OneModel, "ablation": Ablation, "damage": Damage}
 
 
-def share_forecast(spec: Named, rows: list[dict]) -> float:
-    """How large the forecast of a specification is, as a share of the memory that its rows needed."""
+def share_forecast(spec: Experiment, rows: list[dict]) -> float:
+    """How large the forecast of an experiment is, as a share of the memory that its rows needed."""
     (plan,) = spec.plans()
     plan.subject.prepare()
     needs = [need_of(model_run_of(plan.subject, needs), MUCH).memory for needs in memory_needs_of(next(plan.stages))]
@@ -130,7 +131,7 @@ def test_memory_is_that_of_a_sweep(tmp_path, draws):
     asked = {"models": ["smollm2-135m"], "schemes": ["llm.int8"], "draws": draws, "block": 512, "blocks": 1}
     program = f"import outliers; outliers.run(outliers.Experiment(**{asked}), {str(tmp_path)!r})"
     subprocess.run([sys.executable, "-c", program], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True)
-    assert 0.9 < share_forecast(Experiment(**asked), read_rows(tmp_path)) < 1.3
+    assert 0.9 < share_forecast(Sweep(**asked), read_rows(tmp_path)) < 1.3
 
 
 def test_what_a_run_needs_is_counted(opt):

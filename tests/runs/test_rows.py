@@ -15,14 +15,14 @@ import torch
 import outliers
 from outliers.commands.latency import Latency
 from outliers.commands.memory import Memory
-from outliers.commands.sweep import Experiment
+from outliers.commands.sweep import Sweep
+from outliers.config.experiment import Experiment
 from outliers.metrics.records import Hardware
 from outliers.paper.linear_layers import LinearLayers
-from outliers.paper.report import experiments
+from outliers.paper.report import experiments_of
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Row, index, read
 from outliers.runs.run import rows_of, run, stored_rows
-from outliers.specification.kinds import Named
 from outliers.subjects import provenance
 from tests.conftest import a_row, among
 from tests.kept import KEPT
@@ -32,14 +32,14 @@ MODEL = {"models": ["pocket/gpt2-0.1m"]}
 # Runs: their kind, and the fields of a small one.
 
 RUNS = {
-    "sweep": (Experiment, {**MODEL, "block": 16, "blocks": 1, "schemes": ["fp32", "llm.int8"]}),
+    "sweep": (Sweep, {**MODEL, "block": 16, "blocks": 1, "schemes": ["fp32", "llm.int8"]}),
     "latency": (Latency, {**MODEL, "batches": [1], "prompt": 8, "tokens": 1, "repeats": 2}),
     "linear layers": (LinearLayers, {"dimensions": [16], "tokens": 8, "seconds": 1e-6}),
     "memory": (Memory, {**MODEL, "hardware": [Hardware(hardware="one", gigabytes=1)], "context": 8}),
 }
 
 
-def spec_of(name: str, **fields) -> Named:
+def spec_of(name: str, **fields) -> Experiment:
     """One of them with other fields."""
     kind, usual = RUNS[name]
     return kind(**usual | fields)
@@ -120,7 +120,7 @@ def test_other_kernels_are_timed_again(copied, monkeypatch):
 # Which rows are an experiment's
 
 MEASURED = ("figure1", "table1", "table3", "table5", "table6")
-SPECS = {spec.folder.name: spec for spec in experiments("pocket")}
+SPECS = {spec.folder.name: spec for spec in experiments_of("pocket")}
 
 
 @cache

@@ -15,8 +15,8 @@ from outliers import Trace, UserError, load_model, run, trace
 from outliers.commands.damage import Damage
 from outliers.commands.origins import Account
 from outliers.commands.trace import OneModel
-from outliers.metrics.trace import EXCERPT
-from outliers.paper.report import experiments, report
+from outliers.paper.report import experiments_of, report
+from outliers.runs.traces import EXCERPT
 from outliers.show.explorer import CELLS, map_of, packed, plotly
 from outliers.show.page import page
 from outliers.show.section import Context, Section
@@ -83,7 +83,7 @@ def test_a_finished_trace_gets_its_excerpt_and_keeps_it(traced, monkeypatch):
     (folder / EXCERPT).write_bytes(before[:100])
     run(spec, folder)
     assert (folder / EXCERPT).read_bytes() == before, "a damaged one is made again"
-    monkeypatch.setattr("outliers.metrics.trace.excerpt", lambda *_: pytest.fail("it is there"))
+    monkeypatch.setattr("outliers.runs.traces.excerpt", lambda *_: pytest.fail("it is there"))
     run(spec, folder)
 
 
@@ -422,13 +422,13 @@ def test_a_page_without_an_explorer_embeds_nothing(path):
 
 
 def test_the_set_look():
-    specs = experiments("look")
+    specs = experiments_of("look")
     shown = ["trace", "origins", "ablation", "damage", "sweep", "token_losses", "continuation"]
     assert [spec.shows for spec in specs] == shown
-    specs = experiments("look", models=["pocket/gpt2-0.1m"])
+    specs = experiments_of("look", models=["pocket/gpt2-0.1m"])
     assert {getattr(spec, "model", None) or spec.models[0] for spec in specs} == {"pocket/gpt2-0.1m"}
     with pytest.raises(UserError, match="takes one model, got 2"):
-        experiments("look", models=["pocket/gpt2-0.1m", MODEL])
+        experiments_of("look", models=["pocket/gpt2-0.1m", MODEL])
 
 
 @pytest.mark.nightly("outliers/show/", "outliers/views/")

@@ -17,13 +17,13 @@ from matplotlib.text import Text
 import outliers
 from outliers import UserError, plot
 from outliers.commands.training import Training
+from outliers.config.files import make_experiment, read_experiment
 from outliers.criterion import OF_EVERY_STACK
 from outliers.metrics.ablations import summary
 from outliers.metrics.damages import damages_of
 from outliers.show import style
 from outliers.show.legends import SCATTER
 from outliers.show.section import drawn
-from outliers.specification.files import make_experiment, read_experiment
 from outliers.views.ablation import ablation_summary
 from outliers.views.growth import PANELS
 from tests.conftest import STORIES, needs_shared, needs_smollm2

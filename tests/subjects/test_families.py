@@ -22,7 +22,7 @@ from outliers import calibrate, load_int8, load_quantized, save_quantized
 from outliers.metrics.latency import encoding
 from outliers.models.anatomy import input_embeddings, projections, readers
 from outliers.models.anatomy.examples import IGNORED, Example, Examples
-from outliers.models.anatomy.views import views_of
+from outliers.models.anatomy.stack_views import stack_views
 from outliers.models.decoder import run_decoder, run_exchanged, run_from
 from outliers.models.load import weights_hash
 from outliers.models.stream import stream_model
@@ -142,7 +142,7 @@ def test_loss_is_that_of_transformers(case):
 def test_states_are_those_of_transformers(case):
     one = examples(case)[0]
     found = passed(case, one, output_hidden_states=True)
-    views = views_of(made(case))
+    views = stack_views(made(case))
     kinds = {"": "hidden_states", "encoder": "encoder_hidden_states", "decoder": "decoder_hidden_states"}
     for view, name in kinds.items():
         if view in views:
@@ -165,7 +165,7 @@ def test_planted_outliers_are_found_and_no_others(case):
     planted = outliers.plant(made(case), [5, 17], 64.0)
     losses = [outliers.perplexity(model, examples(case)) for model in (planted, made(case))]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    for stack in (view for view in views_of(made(case)) if view != "cross"):
+    for stack in (view for view in stack_views(made(case)) if view != "cross"):
         found = outliers.trace(planted, examples(case), alpha=12.0, attention=False, stack=stack or None)
         assert sorted(found.outlier_features()["feature"]) == [5, 17], stack
 
@@ -186,7 +186,7 @@ def test_streamed_equals_resident(case, tmp_path):
 @torch.inference_mode()
 def test_layers_run_one_by_one(case):
     """From the middle on, of either stack, and with a layer of another model in the place of one."""
-    model, last = made(case), max(next(reversed(views_of(made(case)).values())).layers)
+    model, last = made(case), max(next(reversed(stack_views(made(case)).values())).layers)
     quantized = outliers.quantize(model, "absmax-vector", only=[f"layers.{last}"])
     known = [{} for _ in examples(case)]
     exact, under, second, ends, again = (

@@ -10,12 +10,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import outliers
-from outliers import Experiment, UserError, run
+from outliers import UserError, run
 from outliers.commands.damage import Damage
+from outliers.commands.sweep import Sweep
+from outliers.config.experiment import Experiment
 from outliers.models.anatomy import projections
 from outliers.models.anatomy.examples import IGNORED
 from outliers.runs.run import show
-from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal
 from outliers.subjects.masked import masked_text
 from tests.subjects.test_families import make
@@ -63,7 +64,7 @@ def folder(tmp_path_factory):
     return place
 
 
-def settings(folder, kind=Settings, **options):
+def settings(folder, kind=Experiment, **options):
     """Of 4 blocks of 22 tokens, 20 of which are words."""
     names = {"model": str(folder), "models": [str(folder)]}
     models = {name: value for name, value in names.items() if name in kind.model_fields}
@@ -94,12 +95,12 @@ def test_a_subject_whose_tokenizer_has_no_mask_token(monkeypatch, capsys, folder
 
 
 def test_each_token_between_the_special_ones_is_masked_in_a_sequence_of_its_own():
-    assert Settings(name="x", block=8, blocks=3, objective="each").sequences == 3 * 6
+    assert Experiment(name="x", block=8, blocks=3, objective="each").sequences == 3 * 6
 
 
 def test_seeds_of_masks(folder):
     """Mean and standard deviation of what each seed gives by itself, on the same text."""
-    rows = run(settings(folder, Experiment, mask_seeds=3, mask_seed=5, schemes=["fp32"]), folder / "seeds")
+    rows = run(settings(folder, Sweep, mask_seeds=3, mask_seed=5, schemes=["fp32"]), folder / "seeds")
     model, text = outliers.load_model(str(folder)), str(folder / "text.txt")
     found = [outliers.perplexity(model, masked_text(text, tokenizer(), 22, 4, seed)) for seed in (5, 6, 7)]
     (row,) = rows
@@ -109,7 +110,7 @@ def test_seeds_of_masks(folder):
 
 
 def test_what_is_said_of_seeds_of_masks(folder):
-    spec = settings(folder, Experiment, mask_seeds=2, blocks=8, schemes=["fp32", "absmax"])
+    spec = settings(folder, Sweep, mask_seeds=2, blocks=8, schemes=["fp32", "absmax"])
     section = show(spec, folder / "said", run(spec, folder / "said"))
     assert section.drawings[0].caption.endswith("Bars: one standard deviation by text and masks.")
     assert [one.text.partition("beyond ")[2] for one in section.findings] == ["the scatter of text and masks."]
@@ -120,7 +121,7 @@ def test_what_is_said_of_seeds_of_masks(folder):
 
 def test_pseudo_perplexity(folder):
     """Salazar et al., 2020: each token from all others of its block, by transformers alone."""
-    (row,) = run(settings(folder, Experiment, objective="each", schemes=["fp32"]), folder / "each")
+    (row,) = run(settings(folder, Sweep, objective="each", schemes=["fp32"]), folder / "each")
     model, whole = outliers.load_model(str(folder)), masked_text(str(folder / "text.txt"), tokenizer(), 22, 4)
     whole = torch.where(whole.labels == IGNORED, whole.ids, whole.labels)
     total = 0.0

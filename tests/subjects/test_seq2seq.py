@@ -14,17 +14,17 @@ from outliers.commands.ablate import Ablation
 from outliers.commands.latency import Latency
 from outliers.commands.origins import Account
 from outliers.commands.trace import OneModel
+from outliers.config.experiment import Experiment
 from outliers.metrics.attention import attended
 from outliers.metrics.latency import encoding, latency
 from outliers.metrics.sinks import COMPUTATION as SINKS
 from outliers.metrics.top1 import COMPUTATION as TOP1
 from outliers.models.anatomy.examples import Examples
-from outliers.models.anatomy.views import views_of
+from outliers.models.anatomy.stack_views import stack_views
 from outliers.models.stream import stream_model
 from outliers.runs.frame import records_in
 from outliers.runs.run import show
 from outliers.show.section import Context
-from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal
 from outliers.subjects.model_cache import describe, protocol_of
 from outliers.text.blocks import tokens_hash
@@ -58,7 +58,7 @@ def test_wo_stays_in_float32(folder):
     kept = [name for name, one in loaded.named_parameters() if one.dtype == torch.float32]
     assert len(kept) == 5 and all(name.endswith("wo.weight") for name in kept)
     assert outliers.perplexity(loaded, examples("t5")) == outliers.perplexity(streamed, examples("t5"))
-    provenance = describe(Causal(str(folder("t5")), None, Settings(name="x", dtype="float16")), loaded)
+    provenance = describe(Causal(str(folder("t5")), None, Experiment(name="x", dtype="float16")), loaded)
     assert provenance["float32_parameters"] == 5 * 32 * 64
 
 
@@ -81,9 +81,9 @@ def settings(folder, **fields) -> dict:
 )
 def test_what_is_predicted(folder, case, sentinels, fields, found):
     place = folder(case, sentinels)
-    subject = Causal(str(place), None, Settings(name="x", **settings(place, **fields)))
+    subject = Causal(str(place), None, Experiment(name="x", **settings(place, **fields)))
     if found.startswith("first-blocks"):
-        assert protocol_of(subject.settings, subject.blocks) == found
+        assert protocol_of(subject.experiment, subject.blocks) == found
         assert subject.request.get("objective") == fields.get("objective")
     else:
         with pytest.raises(UserError, match=found):
@@ -92,7 +92,7 @@ def test_what_is_predicted(folder, case, sentinels, fields, found):
 
 def test_seeds_of_spans(folder):
     place = folder("t5")
-    subjects = [Causal(str(place), None, Settings(name="x", **settings(place, mask_seed=seed))) for seed in (0, 0, 1)]
+    subjects = [Causal(str(place), None, Experiment(name="x", **settings(place, mask_seed=seed))) for seed in (0, 0, 1)]
     hashes = [tokens_hash(subject.blocks) for subject in subjects]
     assert hashes[0] == hashes[1] != hashes[2]
     assert [subject.request.get("mask_seed") for subject in subjects] == [None, None, 1]
@@ -165,7 +165,7 @@ def test_attention_is_told_apart(planted):
         queries = slice(0, None) if stack == "cross" else slice(1, None)
         share = torch.stack([layer[0, :, queries, 0].double().mean() for layer in layers]).mean().item()
         assert whole["value"] == pytest.approx(share, rel=1e-5)
-        assert sorted({head["layer"] for head in heads}) == list(views_of(model)[stack].layers)
+        assert sorted({head["layer"] for head in heads}) == list(stack_views(model)[stack].layers)
 
 
 def test_features_of_a_stack_are_taken_out_in_its_layers(planted, tmp_path):

@@ -14,15 +14,16 @@ from PIL import Image
 from transformers import AutoConfig, AutoModel, ViTImageProcessorPil
 
 import outliers
-from outliers import Cells, Experiment, UserError, plant, run
+from outliers import Cells, UserError, plant, run
 from outliers.commands.ablate import Ablation
 from outliers.commands.damage import Damage
 from outliers.commands.emergence import Emergence
+from outliers.commands.sweep import Sweep
 from outliers.commands.trace import OneModel
+from outliers.config.experiment import Experiment
 from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.models.load import load_config, load_processor
 from outliers.runs.run import show
-from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal
 from outliers.subjects.served import Served
 from outliers.subjects.vision import pictures
@@ -177,7 +178,7 @@ def test_bad_pictures(saved, case):
     spoil, message = SPOILED[case]
     spoil(saved / "pictures", saved / "pictures" / "dog" / "0.png")
     with pytest.raises(UserError, match=message):
-        Causal(str(saved / "vit"), None, Settings(name="x", text=str(saved / "pictures"), blocks=24)).prepare()
+        Causal(str(saved / "vit"), None, Experiment(name="x", text=str(saved / "pictures"), blocks=24)).prepare()
 
 
 @pytest.mark.parametrize(
@@ -191,7 +192,7 @@ def test_bad_pictures(saved, case):
     ],
 )
 def test_subject(saved, kind, option, message):
-    subject = kind(str(saved / "vit"), None, Settings(name="x", text=str(saved / "pictures"), **option))
+    subject = kind(str(saved / "vit"), None, Experiment(name="x", text=str(saved / "pictures"), **option))
     if message:
         with pytest.raises(UserError, match=message):
             subject.prepare()
@@ -224,7 +225,7 @@ def test_tower_without_a_classifier(saved, kind, fields):
     asked = Damage(name="damage", model=name, text=text, blocks=3, by=["error"], schemes=["absmax"])
     errors = [row["value"] for row in run(asked, out=saved / "damage") if row["metric"] == "damage.error"]
     assert len(errors) == 18 and all(0 < error < 0.1 for error in errors)
-    rows = run(Experiment(models=[name], text=text, blocks=3, schemes=["absmax"]), out=saved / "sweep")
+    rows = run(Sweep(models=[name], text=text, blocks=3, schemes=["absmax"]), out=saved / "sweep")
     assert any(row.get("failed", "").startswith("the model has no classifier") for row in rows)
 
 
@@ -232,7 +233,7 @@ def test_sweep_with_and_without_classes(saved):
     save_pictures(saved / "flat")
     name, found = str(saved / "vit"), {}
     for text in ("pictures", "flat"):
-        spec = Experiment(models=[name], text=str(saved / text), blocks=5, schemes=["fp32", "absmax"])
+        spec = Sweep(models=[name], text=str(saved / text), blocks=5, schemes=["fp32", "absmax"])
         rows = run(spec, out=saved / f"sweep-{text}")
         found[text] = {(row["metric"], row["scheme"]): row["value"] for row in rows}
         assert all(row["protocol"] == "pictures" for row in rows)

@@ -243,7 +243,7 @@ DOCUMENTS = ["One document of mine.", "", "Another one,\nin two lines.", "The th
     ],
 )
 def test_documents_of_ones_own(tokenizer, tmp_path, text, name):
-    """As those of a file; and a specification and its rows say what they are."""
+    """As those of a file; and an experiment and its rows say what they are."""
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS))
     blocks = load_text(text, tokenizer, 8, 4)
     assert torch.equal(blocks, load_text(tmp_path / "a.jsonl", tokenizer, 8, 4))
@@ -412,7 +412,7 @@ def test_templates_that_refuse_a_conversation(chatting, template, reason):
 
 
 @pytest.mark.parametrize("text", ["", "two\nlines", 7, None, {"a": 1}, iter(DOCUMENTS)])
-def test_texts_that_a_specification_does_not_take(text):
+def test_texts_that_an_experiment_does_not_take(text):
     with pytest.raises(UserError, match="field 'text': "):
         OneModel(model="x", text=text)
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from outliers.config.recipe import Recipe
 from outliers.models.anatomy.examples import IGNORED
 from outliers.models.pocket.ladder import CONTEXT, LADDER, VOCABULARY
-from outliers.specification.recipe import Recipe
 from outliers.subjects.vision import HELD_OUT, digits
 from outliers.text.corruption import sentinels_of
 from outliers.text.documents import sample

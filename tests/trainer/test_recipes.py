@@ -16,9 +16,9 @@ from torch.nn import functional
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from outliers.commands.training import Training
+from outliers.config.recipe import Recipe
 from outliers.errors import BrokenModel, UserError
 from outliers.models.pocket.ladder import CONTEXT, LADDER, VOCABULARY
-from outliers.specification.recipe import Recipe
 from outliers.trainer import loop
 from outliers.trainer.architectures import CLIPPED_BELOW, NORMALIZED, ChangedAttention, rotated
 from outliers.trainer.optimizers import OPTIMIZERS, optimizer_of
@@ -194,7 +194,7 @@ KILLED = """
 import sys
 from pathlib import Path
 import torch
-from outliers.specification.recipe import Recipe
+from outliers.config.recipe import Recipe
 from outliers.trainer import loop
 from outliers.trainer.start import start
 from tests.trainer.test_recipes import blocks_for

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from scipy.stats import ttest_1samp
 
 from outliers.commands.training import Training
+from outliers.config.recipe import Recipe
 from outliers.errors import UserError
 from outliers.paper.artefacts import ARTEFACTS
-from outliers.paper.report import experiments, report
+from outliers.paper.report import experiments_of, report
 from outliers.published.numbers import TABLE7 as PRINTED
 from outliers.runs.rows import Row, read
 from outliers.runs.run import rows_of
 from outliers.show.page import page
 from outliers.show.style import GREY
 from outliers.show.value import mean, ratio
-from outliers.specification.recipe import Recipe
 from outliers.terminal import progress
 from outliers.text.documents import sample
 from outliers.views.causes import causes, causes_findings, causes_section, causes_table, checkpoints, ends, trained
@@ -62,7 +62,7 @@ COSTS = {
 
 
 def kept_runs(spec: Training, names: Iterable[str]) -> list[Row]:
-    """A row of each run and seed of a specification, as nobody measured it."""
+    """A row of each run and seed of an experiment, as nobody measured it."""
     value = {"metric": "perplexity", "value": 20.0, "checkpoint": "step-1", "architecture": "gpt2", "parameters": 1}
     told = {"provenance": {"trained_on": "0123456789ab"}, "values": [value], "run": {"experiment": "training"}}
     cells = [cell for plan in spec.plans() for cell in next(plan.stages)]
@@ -347,7 +347,7 @@ def test_a_training_experiment_from_the_command_line(train, folder, monkeypatch,
 
 
 def test_the_experiments_of_trainings():
-    found = {spec.shows: spec for spec in experiments("training")}
+    found = {spec.shows: spec for spec in experiments_of("training")}
     assert list(found) == ["table7", "table10", "table9", "causes"]
     assert found["table9"].runs == found["table10"].runs
     assert all(isinstance(run, Recipe) for spec in found.values() for run in spec.runs.values())

@@ -92,8 +92,8 @@ def test_traces_of_all_requests_are_kept(tmp_path, monkeypatch):
     def never(*_given):
         raise AssertionError("traced again")
 
-    for what in ("traces", "excerpt", "masks"):
-        monkeypatch.setattr(f"outliers.metrics.trace.{what}", never)
+    for what in ("metrics.trace.traces", "runs.traces.excerpt", "runs.traces.masks"):
+        monkeypatch.setattr(f"outliers.{what}", never)
     for blocks in (6, 2, 4, 4, 6):
         found, rows = trace_model(specs[blocks], tmp_path)
         assert (found.sequences, rows) == (blocks, kept[blocks])
@@ -128,7 +128,7 @@ def test_emergence_traces_what_the_paper_looks_at(tmp_path, monkeypatch):
 
 def test_a_trace_goes_on_where_it_stopped(tmp_path, monkeypatch):
     want = lasting(trace_model(OneModel(**TRACED), tmp_path / "whole")[1])
-    monkeypatch.setattr("outliers.metrics.trace.SECONDS_BETWEEN_SAVES", 0)
+    monkeypatch.setattr("outliers.runs.planner.SECONDS_BETWEEN_SAVES", 0)
     read = []
 
     def count(model, blocks, *arguments):
@@ -161,7 +161,7 @@ def test_what_is_saved_of_a_trace_is_its_beginning(tmp_path, monkeypatch):
     want, _ = trace_model(OneModel(**TRACED), tmp_path / "forwards")
     forwards, traced = Here.run, []
     monkeypatch.setattr(Here, "run", lambda engine, cells: forwards(engine, list(cells)[::-1]))
-    monkeypatch.setattr("outliers.metrics.trace.SECONDS_BETWEEN_SAVES", 0)
+    monkeypatch.setattr("outliers.runs.planner.SECONDS_BETWEEN_SAVES", 0)
     with monkeypatch.context() as patch:
 
         def stop(*arguments, **keywords):

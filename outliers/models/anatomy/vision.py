@@ -14,7 +14,7 @@ from outliers.models.anatomy.family import Family
 CLASS, REGISTER, PATCH = "class token", "register", "patch"  # kinds of positions
 
 
-class Kind(NamedTuple):
+class VisionKind(NamedTuple):
     """A type of vision model.
 
     special: the names and kinds of the positions before the patches. any_size: whether pictures may be smaller than the
@@ -26,12 +26,12 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "vit": Kind(),
-    "deit": Kind((("[CLS]", CLASS), ("[DIST]", CLASS))),
-    "dinov2": Kind(any_size=True),
-    "dinov2_with_registers": Kind(any_size=True),
-    "clip": Kind(),
-    "siglip": Kind(()),
+    "vit": VisionKind(),
+    "deit": VisionKind((("[CLS]", CLASS), ("[DIST]", CLASS))),
+    "dinov2": VisionKind(any_size=True),
+    "dinov2_with_registers": VisionKind(any_size=True),
+    "clip": VisionKind(),
+    "siglip": VisionKind(()),
 }
 TOWERS = {"clip_vision_model": CLIPConfig, "siglip_vision_model": SiglipConfig}  # alone, and what they are parts of
 WITH_CLASSES = "ForImageClassification"  # of the name of a class of transformers

@@ -39,7 +39,7 @@ def _no_projection(scheme: object) -> bool:  # a function, because custom remedi
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class RemedyKind:
     """A row of the table of remedies.
 
     number: the number that it takes; None for none. stage: which of `STAGES` it acts in; None if its position does not
@@ -70,7 +70,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Transform(Kind):
+class Transform(RemedyKind):
     """A function-preserving change of a layer's features, (X T)(T⁻¹ W) = X W, made before quantization (SmoothQuant:
     Xiao et al., 2023; QuaRot).
 
@@ -109,7 +109,7 @@ _QUANTILES = (1, 0.9999, 0.999, 0.995, 0.99, 0.98, 0.95, 0.9)
 LEAST, MOST = THRESHOLDS
 
 # In the order in which rows list them: transforms, which keep the order of their scheme, then the others.
-REMEDIES: dict[str, Kind] = {
+REMEDIES: dict[str, RemedyKind] = {
     "awq": Transform(
         _IN + "awq:factors",
         *_SCALED,
@@ -137,12 +137,12 @@ REMEDIES: dict[str, Kind] = {
         by_feature=True,
         number=Number("a strength from 0 to 1", lambda strength: 0 <= strength <= 1, 0.5, _TWENTIETHS),
     ),
-    "tokens": Kind(
+    "tokens": RemedyKind(
         number=Number(f"a positive number, such as {ALPHA}", lambda number: LEAST <= number <= MOST, example=20),
         stage="tokens",
         around=_IN + "tokens:multiply_by_token",
     ),
-    "clip": Kind(
+    "clip": RemedyKind(
         number=Number(
             f"a quantile above 0, at most 1, or '{SEARCH}'", lambda share: 0 < share <= 1, None, _QUANTILES, 0.999
         ),
@@ -150,7 +150,7 @@ REMEDIES: dict[str, Kind] = {
         refuses=(("where no input is quantized", lambda scheme: not scheme.activations),),
         clips=_IN + "clip:clipped",
     ),
-    "activations": Kind(
+    "activations": RemedyKind(
         number=Number(f"{' or '.join(map(str, INTEGERS))} bits", INTEGERS.__contains__, example=8),
         refuses=(
             (
@@ -160,7 +160,7 @@ REMEDIES: dict[str, Kind] = {
         ),
         scheme=_IN + "activations:in_bits",
     ),
-    "gptq": Kind(
+    "gptq": RemedyKind(
         number=Number("a damping above 0, at most 1, such as 0.01", lambda damping: 0 < damping <= 1, 0.01),
         stage="gptq",
         needs=("gram",),
@@ -175,8 +175,8 @@ REMEDIES: dict[str, Kind] = {
         ),
         codes=_IN + "gptq:compensated",
     ),
-    ROUTER: Kind(places=()),
-    "attention": Kind(
+    ROUTER: RemedyKind(places=()),
+    "attention": RemedyKind(
         number=Number(
             "the share of its products that stays in 16 bits, from 0 on and below 1", lambda share: 0 <= share < 1, 0.0
         ),
@@ -197,7 +197,7 @@ class Remedy(NamedTuple):
     name: str
     number: float | str | None = None
     roles: tuple[str, ...] = ()
-    own: Kind | None = None
+    own: RemedyKind | None = None
 
     @classmethod
     def read(cls, written: str) -> "Remedy":
@@ -217,13 +217,13 @@ class Remedy(NamedTuple):
         return cls(name, value, tuple(roles.split("/")) if at else ())._in_order()
 
     @classmethod
-    def of(cls, given: "str | Remedy | Kind") -> "Remedy":
+    def of(cls, given: "str | Remedy | RemedyKind") -> "Remedy":
         """Return a valid remedy, with its default number filled in, from text, a remedy or a custom definition.
 
         Raises:
             UserError: as `read`; the number is missing, invalid, or not taken; a custom definition has no name.
         """
-        if isinstance(given, Kind):
+        if isinstance(given, RemedyKind):
             if not isinstance(given.name, str) or not given.name:
                 raise UserError("a custom transform has no name; expected Transform(…, name='mine'), which rows say")
             given = cls(given.name, own=given)
@@ -256,14 +256,14 @@ class Remedy(NamedTuple):
         return self.name + number + (f"@{'/'.join(self.roles)}" if self.roles else "")
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> RemedyKind:
         """The definition of the remedy; raises UserError if there is none."""
         if self.own is None and self.name not in REMEDIES:
             raise unknown_name("remedy", self.name, REMEDIES)
         return self.own or REMEDIES[self.name]
 
     def do(self, what: str, *given, **named) -> Any:
-        """Call the function of an action, see `Kind`."""
+        """Call the function of an action, see `RemedyKind`."""
         return _find(getattr(self.kind, what))(*given, **named)
 
     def fit(self, weight: Any, magnitudes: Any) -> Any:

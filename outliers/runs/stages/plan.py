@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from outliers.criterion import LOG_PERPLEXITY
 from outliers.errors import UserError
 from outliers.metrics.records import Agreement, Errors, Perplexity
+from outliers.models.variant import AS_IT_IS
 from outliers.quantization.plans.plan import Plan
 from outliers.quantization.schemes import Scheme
 from outliers.runs.rows import Row
@@ -329,7 +330,7 @@ def plan_of(records: Iterable[Mapping], model: str, cost: float, draws: int) -> 
     last = min(enough, key=lambda row: row["chosen"]) if enough else sets[-1]
     under, chosen = variant(whole["variant"]), variant(last["variant"])
     paths = list(dict.fromkeys(row["projection"] for row in records if row["metric"] == "damage.error"))
-    is_quantized = isinstance(chosen, Quantized)  # False if every projection is exact
+    is_quantized = chosen is not AS_IT_IS  # False if every projection is exact
     singles = singles_of(records, last["chosen"]).values()
     drawn = [one for one in singles if one.deviation is not None]
     single = min(drawn or singles, key=lambda one: one.mean, default=None)

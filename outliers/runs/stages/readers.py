@@ -34,9 +34,10 @@ def readers_stages(subject: Causal, features: Sequence[int], outliers: Sequence[
     """Yield the cells of the unchanged model, and without each feature and each control at each place that reads it."""
     from outliers.models.skeleton import skeleton
 
-    spec = subject.settings
-    places = _places(skeleton(subject.config), spec.places)
-    yield _cells(subject, features, places, _drawn(features, subject.width, spec.controls, spec.seed, outliers))
+    experiment = subject.experiment
+    places = _places(skeleton(subject.config), experiment.places)
+    drawn = _drawn(features, subject.width, experiment.controls, experiment.seed, outliers)
+    yield _cells(subject, features, places, drawn)
 
 
 def _drawn(features: Sequence[int], width: int, controls: int, seed: int, outliers: Iterable[int]) -> tuple[int, ...]:

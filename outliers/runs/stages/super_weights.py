@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from outliers.criterion import MASSIVE, STREAM
-from outliers.metrics.records import Agreement, Candidates, Perplexity, Sinks, Trace
+from outliers.metrics.records import Agreement, Candidates, Perplexity, Sinks, TraceMetric
 from outliers.runs.rows import Row
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Stages, Subject
@@ -40,8 +40,8 @@ def weights_stages(subject: Causal, _features: Sequence[int], _outliers: Sequenc
 
 def massive_stages(subject: Causal, _features: Sequence[int], _outliers: Sequence[int]) -> Stages:
     """Yield the cells for massive activations and sinks without the weights and entries that make them."""
-    spec = subject.settings
-    trace = Trace(roles=STREAM, alpha=spec.alpha, details=True)
+    experiment = subject.experiment
+    trace = TraceMetric(roles=STREAM, alpha=experiment.alpha, details=True)
     traced, searched = yield [Cell(subject, EXACT, trace), _search(subject)]
     removed = removals([*traced.values, *searched.values])
     yield [Cell(subject, variant, metric) for variant in removed.values() for metric in (Perplexity(), Sinks(), trace)]
@@ -67,7 +67,7 @@ def search_stages(subject: Subject, **controls: int) -> Stages:
     others = {variant.name: variant for variant in treated if variant.name not in known}
     cells += [Cell(subject, variant, Perplexity()) for variant in others.values()]
     rows += yield cells[len(rows) :]
-    if subject.settings.dtype == "float32":  # 16-bit types have too few digits for draws
+    if subject.experiment.dtype == "float32":  # 16-bit types have too few digits for draws
         yield [Cell(subject, variant, Perplexity(draws=DRAWS)) for variant in _deciding(cells, rows)]
 
 
@@ -75,16 +75,17 @@ def _search(subject: Subject, **controls: int) -> Cell:
     return Cell(subject, EXACT, Candidates(**controls))
 
 
-def _deciding(cells: Iterable[Cell], rows: Iterable[Row]) -> Iterator["Variant"]:
+def _deciding(cells: Sequence[Cell], rows: Iterable[Row]) -> Iterator["Variant"]:
     """Yield the variants without each candidate that has controls, and without the control of each that costs most."""
-    asked = zip(cells, rows, strict=True)
-    found = compared(value | {"variant": cell.variant.name} for cell, row in asked for value in row.values)
+    variants = {cell.variant.name: cell.variant for cell in cells}
+    pairs = zip(cells, rows, strict=True)
+    found = compared(value | {"variant": cell.variant.name} for cell, row in pairs for value in row.values)
     names = set()
     for _, costs in found.groupby("candidate"):
         beside = costs[costs["treatment"].isin(BESIDE)]
         if len(beside):
             names |= {costs["variant"].iloc[0], beside.loc[beside["cost"].idxmax(), "variant"]}
-    yield from (Scaled.read(Term.read(name)) for name in sorted(names))
+    yield from (variants[name] for name in sorted(names))
 
 
 def _divergence(row: Row) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from outliers.metrics.records import Perplexity, Top1, Trace
+from outliers.metrics.records import Perplexity, Top1, TraceMetric
 from outliers.runs.rows import Row
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Stages
@@ -13,7 +13,7 @@ PASSES = 4  # passes over the blocks, two of them for the attention
 CROSS = "cross"  # view of an encoder-decoder: the encoder's states in cross-attention
 
 
-def trace_stages(subject: Causal, metric: Trace) -> Stages:
+def trace_stages(subject: Causal, metric: TraceMetric) -> Stages:
     """Yield perplexity and trace; then top-1 attention, also without the outlier features if there are any."""
     _, traced = yield [Cell(subject, EXACT, Perplexity()), Cell(subject, EXACT, metric)]
     if not attends(traced):

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from outliers.config.fields import Batch, Count, Model, Once, Split, Threshold
 from outliers.models.pocket.ladder import LADDER, STEPS
-from outliers.specification.fields import Batch, Count, Model, Once, Split, Threshold
 
 Rate = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]

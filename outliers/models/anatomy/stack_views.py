@@ -12,7 +12,7 @@ from outliers.models.anatomy.examples import Block
 CROSS = "cross"
 
 
-class View(NamedTuple):
+class StackView(NamedTuple):
     """Layers whose hidden states have the same positions.
 
     name: that of the stack, "" if the model has a single one; "cross" for what a decoder's layers read of the encoder.
@@ -40,7 +40,7 @@ class View(NamedTuple):
         return ids_of(model, block)[self.inputs]
 
 
-def view_names(config: PretrainedConfig) -> list[str]:
+def stack_view_names(config: PretrainedConfig) -> list[str]:
     """Return the names of the views of a configuration's models."""
     return [
         name for stack in stacks_of(config) for name, there in ((stack.stack, True), (CROSS, stack.cross_in)) if there
@@ -52,25 +52,25 @@ def of_stack(name: str) -> dict[str, str]:
     return {"stack": name} if name else {}
 
 
-def views_of(model: PreTrainedModel) -> dict[str, View]:
+def stack_views(model: PreTrainedModel) -> dict[str, StackView]:
     """Return the views of a model by name."""
     layers, stacks = layers_of(model), stacks_of(model.config)
     views = {}
     for place, stack in enumerate(stacks):
         numbers = tuple(layer.number for layer in layers if layer.stack == place)
-        views[stack.stack] = View(stack.stack, numbers, place, stack.bidirectional)
+        views[stack.stack] = StackView(stack.stack, numbers, place, stack.bidirectional)
         if stack.cross_in:
-            views[CROSS] = View(CROSS, numbers, place - 1, True)
+            views[CROSS] = StackView(CROSS, numbers, place - 1, True)
     return views
 
 
-def view_of(model: PreTrainedModel, name: str | None) -> View:
+def stack_view(model: PreTrainedModel, name: str | None) -> StackView:
     """Return a view by its name, or the only one for None.
 
     Raises:
         UserError: there is no such view, or there are several.
     """
-    views = views_of(model)
+    views = stack_views(model)
     if name is None and len(views) == 1:
         return next(iter(views.values()))
     if name not in views:

@@ -1,4 +1,4 @@
-"""Read experiment files: YAML mappings that become specifications, with errors that name file, line and field."""
+"""Read experiment files: YAML mappings that become experiments, with errors that name file, line and field."""
 
 import difflib
 import itertools
@@ -10,14 +10,14 @@ from typing import NamedTuple, TypeVar
 
 import yaml
 
+from outliers.config.experiment import Experiment
+from outliers.config.fields import FieldError
 from outliers.errors import UserError, reason_of, shown, unknown_name
 from outliers.files import start_of
 from outliers.models.names import PACKAGED, not_here, packaged_file
-from outliers.specification.fields import FieldError
-from outliers.specification.kinds import Named
 from outliers.terminal.amounts import size
 
-Kind = TypeVar("Kind", bound=Named)
+AnyExperiment = TypeVar("AnyExperiment", bound=Experiment)
 ENDINGS = (".yaml", ".yml")
 MOST_BYTES, MOST_VALUES = 1_000_000, 10_000  # of an experiment file
 ALIKE = 0.8  # similarity of difflib from which a name is a mistyped experiment, not a model
@@ -40,35 +40,36 @@ class Fields(NamedTuple):
         return Fields(self.values | fields, places)
 
 
-def specify(name: str | None, fields: dict, default: str | None, kind: type[Kind]) -> Kind:
-    """Return the specification of a command.
+def specify(name: str | None, fields: dict, default: str | None, experiment_type: type[AnyExperiment]) -> AnyExperiment:
+    """Return the experiment of a command.
 
-    With models and no name, or without a default, fields that are not given have the defaults of their kind. An
-    experiment that comes with the project leaves out the packaged models that are not on this machine, and logs that.
+    With models and no name, or without a default, fields that are not given have their defaults. An experiment that
+    comes with the project leaves out the packaged models that are not on this machine, and logs that.
 
     Args:
         name: of an experiment, or its file.
         fields: values that replace those of the experiment.
         default: name of the experiment if none is given.
-        kind: type of the specification.
+        experiment_type: type of the experiment.
 
     Raises:
         UserError: as `read_experiment` and `make_experiment`.
     """
     if name is None and (default is None or "models" in fields):
-        return kind(**fields)
+        return experiment_type(**fields)
     name = name or default
-    spec = make_experiment(read_experiment(name).replaced(fields), kind)
-    return _with_models_that_are_here(spec) if name in experiment_files() and "models" not in fields else spec
+    experiment = make_experiment(read_experiment(name).replaced(fields), experiment_type)
+    return (
+        _with_models_that_are_here(experiment) if name in experiment_files() and "models" not in fields else experiment
+    )
 
 
-def _with_models_that_are_here(spec: Kind) -> Kind:
-    models = getattr(spec, "models", [])
-    missing = [model for model in models if model in PACKAGED and not packaged_file(model)]
+def _with_models_that_are_here(experiment: AnyExperiment) -> AnyExperiment:
+    missing = [model for model in experiment.models if model in PACKAGED and not packaged_file(model)]
     for model in missing:
         logger.info(f"{not_here(model)}; this run goes on without it")
-    kept = [model for model in models if model not in missing]
-    return spec.model_copy(update={"models": kept}) if kept and missing else spec
+    kept = [model for model in experiment.models if model not in missing]
+    return experiment.model_copy(update={"models": kept}) if kept and missing else experiment
 
 
 def is_experiment(name: str) -> bool:
@@ -182,10 +183,10 @@ def _lines(node: yaml.Node, count: Iterator[int], path: tuple = ()) -> Iterator[
         yield (*path, key), line
 
 
-def make_experiment(fields: Fields, kind: type[Kind]) -> Kind:
-    """Return the specification of some fields; a UserError gives file and line of a wrong field from a file."""
+def make_experiment(fields: Fields, experiment_type: type[AnyExperiment]) -> AnyExperiment:
+    """Return the experiment of some fields; a UserError gives file and line of a wrong field from a file."""
     try:
-        return kind(**fields.values)
+        return experiment_type(**fields.values)
     except FieldError as error:
         parts = [error.path[:end] for end in range(len(error.path), 0, -1)] or [()]
         place = next((fields.places[part] for part in parts if part in fields.places), None)

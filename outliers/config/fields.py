@@ -1,4 +1,4 @@
-"""Types of the fields of specifications and metrics: what each accepts, and the help of its option."""
+"""Types of the fields of experiments and metrics: what each accepts, and the help of its option."""
 
 import os
 import pkgutil
@@ -262,7 +262,7 @@ def field_error(error: ValidationError, kind: type[BaseModel]) -> FieldError:
 
 
 def _kind_at(kind: type[BaseModel], path: list) -> type[BaseModel]:
-    """Return the type of the model at a path in a specification, such as that of one of its runs."""
+    """Return the type of the model at a path in an experiment, such as that of one of its runs."""
     for part in path:
         if part in kind.model_fields:
             kind = next(_kinds_in(kind.model_fields[part].annotation), kind)

@@ -1,25 +1,22 @@
-"""Fields that specifications share: where they run, on which text, and under which schemes."""
+"""Experiments, and the fields that they share: where they run, on which models and text, and under which schemes."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
-from outliers.criterion import ALPHA, ROUTER
-from outliers.errors import UserError, shown
-from outliers.models.names import full_name
-from outliers.quantization.schemes import Scheme, by_weights, get_scheme, remedied
-from outliers.show.units import FEWEST
-from outliers.specification.fields import (
+from outliers.config.fields import (
     LONGEST_NAME,
     NONE,
     Begin,
     Checked,
     Count,
+    Features,
     Line,
     Model,
+    Models,
     Name,
     Once,
     Repeats,
@@ -34,6 +31,11 @@ from outliers.specification.fields import (
     saying_all,
     whole,
 )
+from outliers.criterion import ALPHA, ROUTER
+from outliers.errors import UserError, shown
+from outliers.models.names import full_name
+from outliers.quantization.schemes import Scheme, by_weights, get_scheme, remedied
+from outliers.show.units import FEWEST
 from outliers.terminal.amounts import parse_bytes
 from outliers.variants.peer import PEER
 from outliers.variants.quantized import Quantized
@@ -70,10 +72,15 @@ def _remedied(scheme: str | Scheme, written: str) -> str | Scheme:
 Attentions = Annotated[list[Annotated[str, AfterValidator(_attention)]], Split, Field(min_length=1), Once]
 
 
-class Named(Checked):
-    """A specification: its name, which is also a folder in `results`, and the table or figure of the paper for it."""
+class Experiment(Checked):
+    """What is run: the fields that all experiments share, with a name, which is also a folder in `results`.
 
-    experiment: ClassVar[str | None] = None  # experiment of its rows, if that is not its name
+    A class of experiments takes those of these fields that it declares itself or names as `takes`. It has no field for
+    any other one, only an attribute with its default.
+    """
+
+    takes: ClassVar[Iterable[str]] = ()
+    command: ClassVar[str | None] = None  # which rows name as their experiment; None: the name of the experiment
     # A function of flat rows and `outliers.show.section.Context` that makes a section, or its location; None: what is
     # shown depends on the field `shows`.
     view: ClassVar[Callable | str | None] = None
@@ -81,51 +88,13 @@ class Named(Checked):
 
     name: Name
     shows: Line | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_none(cls, fields: dict) -> dict:
-        """Remove fields whose value is the word none, if their help offers it, so that they have their defaults."""
-        empty = {name for name, field in cls.model_fields.items() if (field.description or "").endswith(NONE)}
-        return {name: value for name, value in fields.items() if not (name in empty and value in ("none", ["none"]))}
-
-    def plans(self) -> list:
-        """Return the cells of this specification as `outliers.subjects.cell.CellPlan`, without reading any subject."""
-        raise NotImplementedError  # not abstract: settings of a subject, which has no plans, are instances too
-
-    def check(self) -> None:
-        """Raise UserError if something is missing, before torch is imported."""
-
-    @property
-    def folder(self) -> Path:
-        return Path("results") / self.name
-
-    @property
-    def alpha_of_schemes(self) -> float | None:
-        """The threshold that replaces that of every scheme, if alpha is given."""
-        return self.alpha if "alpha" in self.model_fields_set else None
-
-
-class Machine(Named):
-    """A specification with the device and the type of numbers that it computes with."""
-
     device: Line = Field(default="cpu", description="cpu, cuda, cuda:N, or auto: layers spread over all GPUs.")
     dtype: Literal["float32", "float16", "bfloat16"] = Field(
         default="float32", description="Type of weights and activations."
     )
-
-
-class Spread(Machine):
-    """A specification with the engine that runs its cells: this process one after the other, or a Ray cluster."""
-
     engine: Literal["local", "ray"] = Field(
         default="local", description="This process, or a Ray cluster (at RAY_ADDRESS, or of this machine)."
     )
-
-
-class Settings(Spread):
-    """A specification of a measurement over a text: all but its models."""
-
     text: Text = "sample"
     block: Tokens = Field(default=BLOCK, description="Tokens per block.")
     blocks: Count = Field(default=BLOCKS, description="Number of blocks, from the start of the text.")
@@ -162,36 +131,14 @@ class Settings(Spread):
         default=None,
         description="Measure as many blocks as fit into so many minutes, at most --blocks. By default all of these.",
     )
-    _fitted: bool = PrivateAttr(default=False)  # whether `blocks` is the number that fits into `minutes`
-
-    @property
-    def is_fitted(self) -> bool:
-        return self._fitted
-
-    def of_blocks(self, blocks: int) -> "Settings":
-        """Return a copy with the number of blocks that fits into the minutes."""
-        copy = self.model_copy(update={"blocks": blocks})
-        copy._fitted = True
-        return copy
-
-    @property
-    def sequences(self) -> int:
-        return self.blocks * (self.block - 2 if self.objective == "each" else self.mask_seeds)
-
-
-class Calibrated(Settings):
-    """A measurement of schemes, some of which are calibrated on the magnitudes of inputs."""
-
     calibration: Text | None = Field(
         default=None, description="Text to calibrate on; by default the blocks after the measured ones."
     )
     calibration_blocks: Count = Field(default=4, description="Number of blocks of it.")
-
-
-class OfSchemes(Named):
-    """A measurement of models under schemes, with options that apply to all schemes and become part of their names."""
-
-    schemes: Schemes
+    model: Model = ""
+    models: Models = Field(default=[])
+    features: Features | None = None
+    schemes: Schemes = Field(default=[])
     transform: Line | None = Field(
         default=None, description=f"Remedies for all schemes, such as hadamard or tokens=20+smoothing=0.75; {NONE}"
     )
@@ -202,22 +149,30 @@ class OfSchemes(Named):
     router: bool = Field(default=False, description="Quantize routers of mixtures too, which otherwise stay exact.")
     skip: Skip = Field(default=[])
     revision: Revision = None
+    _fitted: bool = PrivateAttr(default=False)  # whether `blocks` is the number that fits into `minutes`
 
-    @property
-    def quantized(self) -> list[Quantized]:
-        """Our own schemes as variants, ordered so that those that share weight codes are adjacent."""
-        schemes = by_weights(get_scheme(scheme, self.alpha_of_schemes) for scheme in self.schemes if scheme != PEER)
-        return [Quantized(scheme, tuple(self.skip)) for scheme in schemes]
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_options: object) -> None:
+        for name in SHARED.difference(cls.takes, cls.__annotations__):
+            field = cls.model_fields.pop(name)
+            setattr(cls, name, NO_TEXT.get(name, field.get_default(call_default_factory=True)))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_none(cls, fields: dict) -> dict:
+        """Remove fields whose value is the word none, if their help offers it, so that they have their defaults."""
+        empty = {name for name, field in cls.model_fields.items() if (field.description or "").endswith(NONE)}
+        return {name: value for name, value in fields.items() if not (name in empty and value in ("none", ["none"]))}
 
     @model_validator(mode="after")
     def _into_schemes(self):
-        if self.transform is None and self.attention == [ATTENTION_16] and not self.router:
+        if not self.schemes or (self.transform is None and self.attention == [ATTENTION_16] and not self.router):
             return self
         with saying_all():
             schemes = self.schemes
             if self.router:
-                quantizing = {one for one in schemes if one != PEER and get_scheme(one).quantizes_projections}
-                schemes = [_remedied(one, ROUTER) if one in quantizing else one for one in schemes]
+                quantizing = {name for name in schemes if name != PEER and get_scheme(name).quantizes_projections}
+                schemes = [_remedied(name, ROUTER) if name in quantizing else name for name in schemes]
             if self.transform is not None:
                 changed = [scheme for scheme in schemes if scheme != PEER and get_scheme(scheme).quantizes_projections]
                 if not changed:
@@ -230,14 +185,73 @@ class OfSchemes(Named):
         self.router = False
         return self
 
+    def plans(self) -> list:
+        """Return the cells of this experiment as `outliers.subjects.cell.CellPlan`, without reading any subject."""
+        raise NotImplementedError  # not abstract: subjects without plans have an experiment, too
 
-class OfOneModel(Settings):
-    model: Model
-    revision: Revision = None
+    def check(self) -> None:
+        """Raise UserError if something is missing, before torch is imported."""
+
+    @property
+    def checkpoints(self) -> list[tuple[str, str | None]]:
+        """The models, each with its revision."""
+        return [(name, self.revision) for name in self.models or filter(None, [self.model])]
 
     @property
     def folder(self) -> Path:
+        folder = Path("results") / self.name
+        if not self.model:
+            return folder
         name = full_name(self.model, self.revision).replace("/", "-")  # a revision may contain a slash
         if len(name.encode()) > LONGEST_NAME:
             raise UserError(f"results of {shown(name)} have no folder of that name; choose one with --out")
-        return super().folder / name
+        return folder / name
+
+    @property
+    def alpha_of_schemes(self) -> float | None:
+        """The threshold that replaces that of every scheme, if alpha is given."""
+        return self.alpha if "alpha" in self.model_fields_set else None
+
+    @property
+    def all_schemes(self) -> list[str | Scheme]:
+        """The schemes that the fields name; empty if there is none."""
+        return self.schemes
+
+    @property
+    def quantized(self) -> list[Quantized]:
+        """Our own schemes as variants, ordered so that those that share weight codes are adjacent."""
+        schemes = by_weights(get_scheme(scheme, self.alpha_of_schemes) for scheme in self.all_schemes if scheme != PEER)
+        return [Quantized(scheme, tuple(self.skip)) for scheme in schemes]
+
+    @property
+    def is_fitted(self) -> bool:
+        return self._fitted
+
+    def of_blocks(self, blocks: int) -> Self:
+        """Return a copy with the number of blocks that fits into the minutes."""
+        copy = self.model_copy(update={"blocks": blocks})
+        copy._fitted = True
+        return copy
+
+    def non_default(self, *names: str) -> dict:
+        """Return those of some fields that differ from their defaults; by default of all that identify rows."""
+        defaults = {name: Experiment.model_fields[name].default for name in names or IN_ROWS}
+        return {name: getattr(self, name) for name, default in defaults.items() if getattr(self, name) != default}
+
+    @property
+    def sequences(self) -> int:
+        return self.blocks * (self.block - 2 if self.objective == "each" else self.mask_seeds)
+
+
+SHARED = Experiment.model_fields.keys() - {"name", "shows"}
+NO_TEXT = {"block": 1, "blocks": 1}  # of experiments that read no text
+IN_ROWS = ("device", "bos", "documents", "mask_seed", "mask_seeds", "objective", "stride", "scored")
+ON_MACHINE = ("device", "dtype")
+ON_ENGINE = (*ON_MACHINE, "engine")
+ON_TEXT = (
+    *ON_ENGINE,
+    *("text", "block", "blocks", "bos", "documents", "stride", "scored", "mask_seed", "mask_seeds", "objective"),
+    *("alpha", "stream", "memory", "minutes"),
+)
+CALIBRATED = (*ON_TEXT, "calibration", "calibration_blocks")
+UNDER_SCHEMES = ("schemes", "transform", "attention", "router", "skip", "revision")

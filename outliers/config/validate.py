@@ -1,31 +1,28 @@
-"""Check a specification before a command imports torch or transformers, which takes seconds."""
+"""Check an experiment before a command imports torch or transformers, which takes seconds."""
 
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TypeVar
 
+from outliers.config.experiment import Experiment
 from outliers.errors import UserError, no_such_feature
 from outliers.models.config_file import WIDTH, check_weights, read_config_file
 from outliers.models.names import known_configs
 from outliers.models.source import config_path, find_model
-from outliers.models.weight_files import INT8
 from outliers.quantization.schemes import REMEDIES, SCHEMES, Scheme, get_scheme
-from outliers.specification.kinds import Named, OfSchemes
 from outliers.text.documents import check_text
-from outliers.text.task_data import check_task
 from outliers.variants.peer import PEER
 
-Kind = TypeVar("Kind", bound=Named)
+AnyExperiment = TypeVar("AnyExperiment", bound=Experiment)
 logger = logging.getLogger(__name__)
 
 
-def _acting(acts: Callable[[Scheme], bool]) -> Callable[[Named], bool]:
-    """Return a function that tells whether an option affects a scheme of a specification, or might affect a variant."""
+def _acting(acts: Callable[[Scheme], bool]) -> Callable[[Experiment], bool]:
+    """Return a function that tells whether an option affects a scheme of an experiment, or might affect a variant."""
 
-    def acting(spec: Named) -> bool:
-        schemes = [*getattr(spec, "schemes", []), *([spec.scheme] if hasattr(spec, "scheme") else [])]
+    def acting(experiment: Experiment) -> bool:
+        schemes = experiment.all_schemes
         return not schemes or any(scheme == PEER or acts(get_scheme(scheme)) for scheme in schemes)
 
     return acting
@@ -41,22 +38,25 @@ CALIBRATES = (
 )
 # Options that have an effect only beside others: when they have, and what is missing otherwise.
 BESIDE = {
-    "memory": (lambda spec: spec.stream, "--stream"),
+    "memory": (lambda experiment: experiment.stream, "--stream"),
     "alpha": (
-        lambda spec: not isinstance(spec, OfSchemes) or _acting(_decomposes)(spec),
+        lambda experiment: not experiment.schemes or _acting(_decomposes)(experiment),
         "a scheme that decomposes, such as llm.int8",
     ),
-    "data": (lambda spec: any(task.endswith("-local") for task in spec.tasks), "a local task, such as piqa-local"),
-    "places": (lambda spec: "readers" in spec.by, "readers in --by"),
-    "neurons": (lambda spec: "writers" in spec.by, "writers in --by"),
+    "data": (
+        lambda experiment: any(task.endswith("-local") for task in experiment.tasks),
+        "a local task, such as piqa-local",
+    ),
+    "places": (lambda experiment: "readers" in experiment.by, "readers in --by"),
+    "neurons": (lambda experiment: "writers" in experiment.by, "writers in --by"),
     "skip": (_acting(lambda scheme: scheme.quantizes), "a scheme that quantizes, such as absmax"),
     "calibration": CALIBRATES,
     "calibration_blocks": CALIBRATES,
 }
 
 
-def validate(spec: Kind) -> Kind:
-    """Return the specification after checking its models, texts and tasks; log options that have no effect.
+def validate(experiment: AnyExperiment) -> AnyExperiment:
+    """Return the experiment after checking its models, texts and tasks; log options that have no effect.
 
     The check only saves time: whatever is measured is checked again when it is loaded.
 
@@ -64,27 +64,19 @@ def validate(spec: Kind) -> Kind:
         UserError: a model, its revision or a text of the hub is unknown or cannot be reached, or the configuration of a
             model is invalid.
     """
-    known = () if spec.with_weights else known_configs()
-    models = [spec.model] if hasattr(spec, "model") else getattr(spec, "models", [])
-    revisions = getattr(spec, "revisions", None) if len(models) == 1 else None
-    for name in models:
+    known = () if experiment.with_weights else known_configs()
+    for name, revision in experiment.checkpoints:
         _check_no_scheme(name)
         if name not in known:
-            for revision in revisions or [getattr(spec, "revision", None)]:
-                fields = check_model(name, revision, spec.with_weights)
-                _check_features(getattr(spec, "features", None) or (), fields)
-    for name in getattr(spec, "against", []):
-        if not (Path(name) / INT8).exists():  # an int8 model is checked as it is loaded
-            check_model(name)
-    spec.check()
-    for field in ("text", "calibration"):
-        check_text(getattr(spec, field, None))
+            fields = check_model(name, revision, experiment.with_weights)
+            _check_features(experiment.features or (), fields)
+    experiment.check()
+    for text in (experiment.text, experiment.calibration):
+        check_text(text)
     for field, (acts, beside) in BESIDE.items():
-        if field in spec.model_fields_set and getattr(spec, field, None) and not acts(spec):
+        if field in experiment.model_fields_set and getattr(experiment, field) and not acts(experiment):
             logger.info(f"--{field.replace('_', '-')} has no effect without {beside}")
-    for task in getattr(spec, "tasks", []):
-        check_task(task)
-    return spec
+    return experiment
 
 
 def _check_no_scheme(name: str) -> None:

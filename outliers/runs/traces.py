@@ -1,0 +1,172 @@
+"""Traces that are stored beside the rows: a run resumes from one that was saved, and moves those of others aside."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from outliers.errors import UserError
+from outliers.files import EARLIER, check_replaceable, move
+from outliers.models.anatomy.stack_views import stack_view_names
+from outliers.models.names import check_alone
+from outliers.subjects.cell import Cell, Subject, Task
+from outliers.subjects.model_cache import ModelCache, check_same_weights
+from outliers.tracing.excerpt import Excerpt, excerpt, telling_features
+from outliers.tracing.masks import Masks, masks
+from outliers.tracing.requests import STEM, about_of, request_of, turn
+from outliers.tracing.result import Trace, merged
+
+# File names in the folder of the rows.
+EXCERPT, IMATRIX = "excerpt.safetensors", "imatrix.gguf"
+MASKS, MASKS_LISTED = "masks.safetensors", "masks.json"
+logger = logging.getLogger(__name__)
+
+
+def file_of_stack(file: str, stack: str) -> str:
+    """Return the name of a file of one view of a model, which includes the view if the model has several stacks."""
+    stem, dot, ending = file.partition(".")
+    return f"{stem}.{stack}{dot}{ending}" if stack else file
+
+
+class TraceStore:
+    """The trace of each view of a cell's model, in files of a folder; their `about` identifies the weights.
+
+    traces: those of the first blocks of the text, as far as they are known.
+    """
+
+    def __init__(self, folder: Path, cell: Cell, provenance: dict):
+        self.folder, self.cell, self.provenance = folder, cell, provenance
+        self.stacks = stack_view_names(cell.subject.config)
+        self.about = cell.subject.request | provenance | {"roles": cell.metric.roles}
+        self.traces: list[Trace] = []
+        self._arrived: dict[int, list[Trace]] = {}  # parts of the text by their first block, until those before come
+
+    @property
+    def done(self) -> int:
+        """The number of blocks that are traced."""
+        return self.traces[0].sequences if self.traces else 0
+
+    @contextmanager
+    def turned(self, force: bool) -> Iterator[None]:
+        """Move the traces of another request out of the folder, with the files derived from them, and those of this one
+        back.
+
+        If this one ends before anything of it is saved, the others return. Raises UserError if they are of another
+        model, unless forced.
+        """
+        files = [f"{STEM}.safetensors", EXCERPT, IMATRIX]
+        names = [file_of_stack(file, stack) for stack in self.stacks for file in files] + [MASKS, MASKS_LISTED]
+        shown = self.folder / names[0]
+        check_replaceable(shown)
+        before = about_of(shown) or self.about
+        if not force:
+            subjects = [(one.get("model", ""), one.get("checkpoint")) for one in (self.about | before, self.about)]
+            check_alone(self.folder, *subjects)
+        turn(self.folder, request_of(self.about), names)
+        try:
+            yield
+        finally:
+            if not shown.exists():
+                move(self.folder / EARLIER / request_of(before), self.folder, names)
+
+    def find(self) -> None:
+        """Take the saved traces of all views if they have the same source and the same number of blocks."""
+        tokens, most = self.cell.metric.tokens, len(self.cell.subject.blocks)
+        saved = [trace for trace in (_saved_trace(stem, self.about, tokens, most) for stem in self._stems) if trace]
+        if len(saved) == len(self._stems) and len({trace.sequences for trace in saved}) == 1:
+            self.traces = saved
+
+    @property
+    def missing(self) -> Cell:
+        """The cell of the blocks that are not traced yet: a resumed trace keeps its tokens."""
+        if not (self.traces and self.traces[0].names):
+            return self.cell
+        return replace(self.cell, metric=self.cell.metric.model_copy(update={"tokens": True}))
+
+    def check(self, weights: dict) -> None:
+        """Forget the traces if they are of other weights."""
+        self.about |= weights
+        self.traces = self.traces if all(trace.about == self.about for trace in self.traces) else []
+
+    def add(self, first: int, part: list[Trace], weights: dict) -> None:
+        """Add the traces of a part of the text, from a block on; those before may come later."""
+        check_same_weights(self.cell.subject.name, [self.about | weights, weights | self.about])
+        self.about |= weights
+        self._arrived[first] = part
+        while self.done in self._arrived:  # in the order of the text, so that a saved trace is of its beginning
+            part = self._arrived.pop(self.done)
+            self.traces = merged([self.traces, part]) if self.traces else part
+            for trace in self.traces:
+                trace.about = self.about
+
+    def save(self) -> None:
+        for trace, stem in zip(self.traces, self._stems, strict=True):
+            trace.save(stem)
+
+    def derived(self) -> Iterator[tuple[Task, Path]]:
+        """Save the requested importance matrices, and yield the tasks of other files that are missing, each with its
+        path: masks, and an excerpt of the text for each trace."""
+        subject, metric = self.cell.subject, self.cell.metric
+        for trace in self.traces if metric.imatrix else ():
+            trace.save_imatrix(self.folder / file_of_stack(IMATRIX, trace.stack))
+        if metric.masks and not _is_newer(self.folder / MASKS, self.folder / f"{STEM}.safetensors"):
+            yield Task("masks", _masks, subject, (self.provenance, self.traces[0])), self.folder / Path(MASKS).stem
+        for trace in () if subject.experiment.stream else self.traces:  # which would read all layers once more
+            path = self.folder / file_of_stack(EXCERPT, trace.stack)
+            if saved_excerpt(path, trace) is None:
+                arguments = self.provenance, telling_features(trace), trace.stack or None, trace.about
+                yield Task("excerpt", _excerpt, subject, arguments), path
+
+    @property
+    def _stems(self) -> list[Path]:
+        return [self.folder / file_of_stack(STEM, stack) for stack in self.stacks]
+
+
+def _is_newer(file: Path, than: Path) -> bool:
+    return file.is_file() and file.stat().st_mtime_ns > than.stat().st_mtime_ns
+
+
+def _saved_trace(stem: Path, about: dict, tokens: bool, most: int) -> Trace | None:
+    """Return the saved trace if it is known to have the same source, or None.
+
+    It is also None if tokens are requested that the trace lacks. The weights of a streamed model may be unknown. Raises
+    UserError if something other than a file has its name.
+    """
+    file = stem.with_name(f"{stem.name}.safetensors")
+    check_replaceable(file)
+    if not file.exists():
+        return None
+    try:
+        trace = Trace.load(stem)
+    except UserError as error:
+        logger.info(f"{error}; this run does")
+        return None
+    unknown = {"weights_hash"} - about.keys()
+    same = {field: trace.about[field] for field in trace.about.keys() - unknown} == about
+    whole = trace.names or not tokens
+    return trace if same and whole and trace.sequences <= most else None
+
+
+def _excerpt(
+    model_cache: ModelCache,
+    subject: Subject,
+    provenance: dict,
+    features: dict[str, list[int]],
+    stack: str | None,
+    about: dict,
+) -> Excerpt:
+    return replace(excerpt(subject.load(model_cache, provenance), subject.blocks[0], features, stack), about=about)
+
+
+def _masks(model_cache: ModelCache, subject: Subject, provenance: dict, of: Trace) -> Masks:
+    return masks(subject.load(model_cache, provenance), subject.blocks, of)
+
+
+def saved_excerpt(path: Path, trace: Trace) -> Excerpt | None:
+    """Return the excerpt of a trace; None if it is missing, damaged, or another's."""
+    try:
+        excerpt = Excerpt.load(path)
+    except UserError:
+        return None
+    return excerpt if excerpt.about == trace.about else None
