@@ -329,7 +329,9 @@ def test_the_lines_of_the_page_quantize_by_the_plan(format, monkeypatch, tmp_pat
     model = outliers.load_model(str(STORIES))
     paths = paths_of(model)
     names = {"model": model, "plan": plan_of(model, "w8a8", exact=paths[:2]), "folder": str(STORIES.resolve())}
-    names |= {"outliers": outliers, "yaml": yaml, "Path": Path, **vars(transformers)}
+    names |= {"outliers": outliers, "yaml": yaml, "Path": Path}
+    used = re.findall(r"\b\w+Config\b|\bAuto\w+", USES[format])
+    names |= {name: getattr(transformers, name) for name in used if hasattr(transformers, name)}
     exec(compile(USES[format], format, "exec"), names)
     assert sorted(quantized(names.get("quantized", model))) == sorted(paths[2:])
 
