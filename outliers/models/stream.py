@@ -272,6 +272,7 @@ class Stream:
                             states[turn][: key[place]] = outputs_of(once.cached)[0].view(key[place], -1)
                             now[key] = once.cached
                             give_memory_back()
+                changed = module = once = before = None  # which hold this layer's weights
                 outputs = now
         for turn in product(range(len(variants)), range(len(keys))):
             self.last = variants[turn[0]]

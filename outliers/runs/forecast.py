@@ -73,8 +73,9 @@ class Shape(NamedTuple):
     """Sizes of a model, as counts of numbers.
 
     outside: weights outside the decoder layers. layer: weights of the largest layer. layers: number of layers.
-    projections, largest: weights of all projections and of the largest projection in that layer. features: input and
-    output features of these projections, summed. hidden: width of the residual stream. heads: attention heads. keys:
+    projections, largest: weights of all projections and of the largest projection in that layer. parameter: numbers in
+    the largest parameter there, which may have the weights of all experts. features: input and output features of
+    these projections, summed. hidden: width of the residual stream. heads: attention heads. keys:
     keys and values of one token in one layer. vocabulary: tokens.
     """
 
@@ -83,6 +84,7 @@ class Shape(NamedTuple):
     layers: int
     projections: int
     largest: int
+    parameter: int
     features: int
     hidden: int
     heads: int
@@ -179,6 +181,7 @@ def shape_of(config: PretrainedConfig) -> Shape:
         len(layers),
         sum(map(torch.numel, weights)),
         max(map(torch.numel, weights)),
+        max(map(torch.numel, decoder_layers(model)[number].parameters())),
         sum(sum(weight.shape) for weight in weights),
         hidden,
         heads,
@@ -200,7 +203,8 @@ def need_of(model_run: ModelRun, room: Room) -> Need:
     passing = max(passing, needs.logits * tokens * shape.vocabulary) + 2 * shape.largest * any(
         map(any, needs.per_weight)
     )
-    memory = weights + codes + itemsize * shape.layers * shape.keys * needs.cached + SLACK * FLOAT * passing
+    joined = FLOAT * (shape.parameter - shape.largest)  # of experts that a file has one by one, or in another dtype
+    memory = weights + joined + codes + itemsize * shape.layers * shape.keys * needs.cached + SLACK * FLOAT * passing
     # Hidden states and traced values of all blocks: each of the two is in one place as a whole.
     numbers = model_run.stream * model_run.block * model_run.blocks * shape.hidden
     states = [numbers * needs.variants * itemsize, numbers * needs.roles * FLOAT]

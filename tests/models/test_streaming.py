@@ -1,27 +1,30 @@
 """Layers that are read when their turn comes: the same numbers as from a resident model."""
 
+import gc
 import os
 import shutil
 import subprocess
 import sys
+import weakref
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from outliers import Experiment, Intervention, Quantized, UserError, ablate, quantize, run, sweep, trace
+from outliers import Experiment, Intervention, Quantized, UserError, ablate, quantize, run, sweep, trace, variant
 from outliers.commands.ablate import Ablation
 from outliers.commands.damage import Damage
 from outliers.commands.emergence import Emergence
 from outliers.commands.trace import OneModel
 from outliers.metrics.perplexity import perplexities, perplexity
 from outliers.metrics.top1 import top1_softmax
-from outliers.models.anatomy import anatomy_of, decoder_layers
+from outliers.models.anatomy import anatomy_of, decoder_layers, projections
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
-from outliers.models.stored.tensors import WeightFile
-from outliers.models.stream import Stream, stream_model
+from outliers.models.stored.tensors import Lazy, WeightFile
+from outliers.models.stream import Stream, Watched, stream_model
 from outliers.quantization.schemes import TABLE1, get_scheme
 from outliers.subjects.causal import Causal
 from outliers.subjects.model_cache import ModelCache
@@ -300,3 +303,27 @@ def test_weights_that_are_not_those_of_another_process(tmp_path):
 def test_sizes():
     sizes = {"4GB": 4_000_000_000, "1.5 MB": 1_500_000, "10kB": 10_000, 7: 7, None: None, "4": "4"}
     assert {size: parse_bytes(size) for size in sizes} == sizes
+
+
+def test_codes_of_a_layer_are_gone_before_the_next_is_read(tmp_path, blocks):
+    """And with them its weights, which they keep."""
+    make_model("llama").save_pretrained(tmp_path)
+    streamed, left, alive = stream_model(str(tmp_path)), [], []
+
+    @contextmanager
+    def see(changed, layer):
+        left.extend(weakref.ref(part.module) for part in projections(changed, layer))
+        yield
+
+    def reading(lazy: Lazy) -> Lazy:
+        def read():
+            gc.collect()
+            alive.append(sum(one() is not None for one in left))
+            return lazy.read()
+
+        return lazy._replace(read=read)
+
+    stored = streamed.stream.stored
+    streamed.stream.stored = {name: reading(lazy) if ".layers.1." in name else lazy for name, lazy in stored.items()}
+    perplexities(streamed, blocks, [Watched(variant("absmax"), see)])
+    assert left and alive and not any(alive)
