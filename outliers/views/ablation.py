@@ -87,7 +87,7 @@ CAPTION = (
     "Removal of features: mean top-1 softmax probability of the attention, perplexity, and its increase. Brackets: "
     "95 % interval of the mean over draws of random features{}."
 )
-OF_INTERVALS = f" and over the text; {OVER_TEXT}"
+OF_INTERVALS = f" and over the text; {OVER_TEXT}, or without a removal of the value itself"
 FIGURE = "Attention and perplexity of the model without its outlier features, and without random features."
 REMOVED = {  # subject of a row: what is removed
     "none": "nothing",
@@ -146,6 +146,8 @@ def _over_text(row: dict, values: Mapping[str, list[Value]], unmodified: Mapping
         "top1_softmax": [value.minus(unmodified["top1_softmax"]) for value in values.get("top1_softmax", ())],
         "damage": [value.beside(unmodified["perplexity"]) for value in values["perplexity"]],
     }
+    of_perplexity = [value.minus(unmodified["perplexity"]) for value in values["perplexity"]]
+    row["perplexity_error"] = averaged(of_perplexity if row["subject"] != "none" else values["perplexity"]).error
     for metric, of_draws in changes.items():
         if not of_draws:
             continue
@@ -169,7 +171,7 @@ COLUMNS = (
     ("removed", lambda row: REMOVED[row["subject"]].format(numbers=", ".join(map(str, row["features"])), **row)),
     ("method", lambda row: row["method"] or MISSING),
     ("top-1 softmax (%)", lambda row: _percent(row, "top1_softmax") if "top1_softmax" in row else MISSING),
-    ("perplexity", "{perplexity:.2f}"),
+    ("perplexity", lambda row: cell(".2f", row["perplexity"], row.get("perplexity_error"))),
     ("increase (%)", lambda row: MISSING if row["subject"] == "none" else _percent(row, "damage")),
 )
 TAKEN_OUT = {

@@ -18,7 +18,7 @@ from outliers.show.claims import Claim, say, say_each
 from outliers.show.legends import entry, legend
 from outliers.show.section import Finding
 from outliers.show.style import COLORS, GREY, MARKERS, Panels, brief, chosen, color_of, figure_function, panels_of
-from outliers.show.tables import Table, scattered, with_interval
+from outliers.show.tables import MISSING, Table, scattered, with_interval
 from outliers.show.value import BITS, Rows, reach, records, value_of
 from outliers.show.words import amount, count
 
@@ -55,8 +55,11 @@ def by_model(rows: Rows) -> pd.DataFrame:
 
 
 def _errors(row: dict) -> dict:
-    """Return the standard errors over the text of a row's perplexity and bits per byte as columns, if it knows them."""
-    errors = {name: value_of(row, field).error for name, field in SCATTERED.items() if row["metric"] == "perplexity"}
+    """Return the standard errors over the text of a row's perplexity and bits per byte, or of its top-1 softmax
+    probability, as columns, if it knows them."""
+    fields = SCATTERED if row["metric"] == "perplexity" else {metric_of(row): "value"}
+    known = row["metric"] in ("perplexity", "top1_softmax")
+    errors = {name: value_of(row, field).error for name, field in fields.items() if known}
     return {f"{name}_error": error for name, error in errors.items() if error is not None}
 
 
@@ -341,6 +344,11 @@ def along_training(
     return panels
 
 
+def _probability(row: dict, name: str) -> str:
+    text = scattered(name, ".1f", 100)(row)
+    return text if text == MISSING else f"{text}%"
+
+
 OF_THE_MOST_COMMON = ["layers", "positions", "q1", "median", "q3"]
 COLUMNS = (
     ("Model", "{model}"),
@@ -351,8 +359,8 @@ COLUMNS = (
     ("Layers", "{layers:.0%}"),
     ("SDims", "{positions:.1%}"),
     ("Quartiles", "({q1:.1f}, {median:.1f}, {q3:.1f})"),
-    ("Top-1 p", "{top1_softmax:.1%}"),
-    ("w/o outliers", "{top1_softmax_without:.1%}"),
+    ("Top-1 p", lambda row: _probability(row, "top1_softmax")),
+    ("w/o outliers", lambda row: _probability(row, "top1_softmax_without")),
 )
 OF_BITS = ("Bits/byte", scattered(BITS, ".3f"))  # follows perplexity, which is not comparable across vocabularies
 
@@ -378,7 +386,7 @@ def emergence_table(rows: list[dict]) -> Table:
     data = by_model(rows).drop(columns=["alpha", WHOLE])
     bits = [BITS] if BITS in data else []
     columns = [*COLUMNS[:2], *((OF_BITS,) if bits else ()), *COLUMNS[2:]]
-    errors = [f"{name}_error" for name in SCATTERED if f"{name}_error" in data]
+    errors = [name for name in data if name.endswith("_error")]
     caption += " ±: standard error over the text." if errors else ""
     return Table.of(
         "table4", caption, columns, data.reset_index(), table4(rows).join(data[[*bits, *errors]]).reset_index()

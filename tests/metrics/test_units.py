@@ -20,6 +20,7 @@ from outliers import (
     super_weights,
     variant,
 )
+from outliers.commands.ablate import Ablation
 from outliers.metrics.perplexity import losses as losses_of
 from outliers.metrics.perplexity import variant_losses
 from outliers.metrics.token_losses import _sum
@@ -28,6 +29,7 @@ from outliers.show.claims import Claim, say
 from outliers.show.tables import cell, scatter_note
 from outliers.show.value import Value, exact, value_of, with_paired_errors
 from outliers.show.words import percent
+from outliers.views.ablation import ablation_section
 from outliers.views.causes import ends
 from outliers.views.emergence import by_model, emergence_table
 from outliers.views.perplexity import sweep_findings
@@ -120,6 +122,22 @@ def test_a_trace_has_the_error_of_its_perplexity(tmp_path):
     (model,) = by_model(rows).to_dict("records")
     assert model["perplexity_error"] == perplexity["standard_error"] > 0
     assert f"{cell('.1f', perplexity['value'], perplexity['standard_error'])} " in emergence_table(rows).printed
+    (top1,) = (row for row in rows if row["metric"] == "top1_softmax")
+    assert model["top1_softmax_error"] == top1["standard_error"] > 0
+    assert f" {cell('.1f', top1['value'], top1['standard_error'], 100)}%" in emergence_table(rows).printed
+
+
+def test_an_ablation_has_the_errors_of_its_perplexities(tmp_path):
+    rows = run(Ablation(model="pocket/gpt2-0.1m", features=[3], block=48, blocks=8), tmp_path)
+    perplexities = [row for row in rows if row["metric"] == "perplexity"]
+    by_subject = {row["subject"]: row for row in perplexities if row["subject"] in ("none", "outliers")}
+    (table,) = ablation_section(rows).tables
+    errors = table.data.set_index("subject")["perplexity_error"]
+    nothing, removed = by_subject["none"], by_subject["outliers"]
+    assert errors["none"] == pytest.approx(nothing["standard_error"])
+    assert errors["outliers"] == pytest.approx(removed["paired_error"])
+    shown = [cell(".2f", row["value"], errors[subject]) for subject, row in by_subject.items()]
+    assert all("±" in text and text in table.printed for text in shown)
 
 
 def test_costs_of_trained_models_are_paired():

@@ -70,7 +70,8 @@ CELLS = {
     "places absmax": (24, 1, 0.6, 1),
     "states llm.int8": (8, 1, 1.9, 2),
 }
-# Loads by the share of the work that is made, and the factor within which forecasts are right from a fifth of the time.
+
+
 def wandering(share: float) -> float:
     """The load of a machine that others share, which changes by a factor of up to four."""
     random, level = Random(4), 0.0
@@ -79,6 +80,7 @@ def wandering(share: float) -> float:
     return 4 * math.exp(level)
 
 
+# Loads by the share of the work that is made, and the factor within which forecasts are right from a fifth of the time.
 LOADS = {
     "none": (lambda share: 1, 1.5),
     "doubles midway": (lambda share: 1 + (share > 0.5), 1.5),
