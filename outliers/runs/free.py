@@ -24,8 +24,8 @@ class Limit(NamedTuple):
     """A limit of this process (`ulimit`).
 
     field: psutil's name of the memory that counts against the limit. option: the command that sets it. imports: bytes
-    that torch, transformers and compiled kernels take of it, measured with the CPU build of torch; with less, an import
-    fails or never returns.
+    that torch, transformers, compiled kernels and a large tokenizer take of it, measured with the CPU build of torch;
+    with less, an import fails or never returns, or a library aborts.
     """
 
     field: str
@@ -34,8 +34,8 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    resource.RLIMIT_AS: Limit("vms", "ulimit -v", 1_300_000_000),
-    resource.RLIMIT_DATA: Limit("data", "ulimit -d", 450_000_000),
+    resource.RLIMIT_AS: Limit("vms", "ulimit -v", 1_500_000_000),
+    resource.RLIMIT_DATA: Limit("data", "ulimit -d", 600_000_000),
 }
 
 

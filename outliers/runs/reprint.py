@@ -28,7 +28,7 @@ from outliers.models.config_file import FILE as CONFIG
 from outliers.models.pocket.ladder import LADDER
 from outliers.models.source import local_place
 from outliers.runs.rows import FILE as ROWS
-from outliers.text.documents import HUB
+from outliers.text.documents import HUB, TEXTS
 from outliers.tracing.requests import STEM, about_of, request_of, turn
 
 FILE = ".printed.json"  # record of what a run printed, beside its rows, tables, figures and page
@@ -69,7 +69,8 @@ def _key(command: str, experiment: Experiment | None, *files: Path) -> str:
 
 
 def _files_named(experiment: Experiment) -> list[Path]:
-    files = [path for path in map(Path, names_in(experiment, OF_A_FILE)) if path.exists()]
+    # a folder that has the name of a text is not that text
+    files = [Path(name) for name in names_in(experiment, OF_A_FILE) if name not in TEXTS and Path(name).exists()]
     return files + [file for name in names_in(experiment, OF_A_MODEL) for file in _files_of(local_place(name))]
 
 

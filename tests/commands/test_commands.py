@@ -160,10 +160,15 @@ def test_words_of_an_experiment_are_no_paths(monkeypatch, tmp_path):
     text.write_text("text")
     spec = Sweep(models=["models"], text="own.txt")
     key = output_key(spec, "sweep")
-    for word in ("local", "cpu", "float32", "fp32", "sweep", "models/results"):
+    for word in ("local", "sample", "cpu", "float32", "fp32", "sweep", "models/results"):
         (tmp_path / word).mkdir()
         (tmp_path / word / "file").write_text("changed")
         assert output_key(spec, "sweep") == key, word
+    embedded = Sweep(models=["models"])  # of the text "sample"
+    key = output_key(embedded, "sweep")
+    (tmp_path / "sample" / "more").write_text("of a run")
+    assert output_key(embedded, "sweep") == key
+    key = output_key(spec, "sweep")
     for file in (text, tmp_path / "models" / "config.json"):
         os.utime(file, (1, 1))
         assert output_key(spec, "sweep") != key, file
