@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from outliers.errors import BrokenModel, UserError
 from outliers.metrics.measurement import Measurement, MemoryNeeds, loaded, stored_bytes
 from outliers.metrics.records import Inputs
-from outliers.models.anatomy import Projection, projections, readers
+from outliers.models.anatomy import Projection, check_positions, projections, readers
 from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import expert_hooks, input_hooks
 from outliers.models.stream import Variant
@@ -131,6 +131,8 @@ class _ErrorObserver:
         token = magnitudes.argmax().item()
         position = token if positions is None else positions[token].item()
         ids = self.inputs[self.reading[layer, role]]
+        if positions is None:
+            check_positions(layer, len(x), len(ids))
         place = x[token].abs().argmax().item(), position, ids[position].item()
         found, known = Largest(magnitudes[token].item(), *place), self.block.largest.get((layer, role))
         if positions is None or known is None or found.value > known.value:

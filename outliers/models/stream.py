@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.models.anatomy import (
+    check_positions,
     compiled_parts,
     decoder_layers,
     ids_of,
@@ -269,7 +270,9 @@ class Stream:
                             before = dict.fromkeys(paths[:number], Once(module, known(*turn))) if number else {}
                             begin(*turn, ids[block_number])
                             run(turn, before | dict.fromkeys(paths[number:], once))
-                            states[turn][: key[place]] = outputs_of(once.cached)[0].view(key[place], -1)
+                            state = outputs_of(once.cached)[0]
+                            check_positions(layer.number, state.numel() // shape[-1], key[place])
+                            states[turn][: key[place]] = state.view(key[place], -1)
                             now[key] = once.cached
                             give_memory_back()
                 changed = module = once = before = None  # which hold this layer's weights

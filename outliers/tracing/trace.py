@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, RESIDUAL, ROLES, ROUTER, SINK, check_threshold, role_of
 from outliers.errors import UserError, not_finite, unknown_name
-from outliers.models.anatomy import experts_of, family_of, ids_of, layers_of, readers, shape_of
+from outliers.models.anatomy import check_positions, experts_of, family_of, ids_of, layers_of, readers, shape_of
 from outliers.models.anatomy.examples import Block
 from outliers.models.anatomy.experts import number_of
 from outliers.models.anatomy.names import modules_of
@@ -460,11 +460,7 @@ class _TraceObserver:
 
     def _state(self, layer: int, name: str, table: dict, x: torch.Tensor, kept: torch.Tensor | None) -> states.State:
         """Return a state of the sequence with the statistics of its layer, zeros at first."""
-        if len(x) != len(self.ids):
-            raise UserError(
-                f"layer {layer} has states of {len(x)} positions for {len(self.ids)} tokens; expected one for each: "
-                "this model adds positions of its own, or joins some, and cannot be traced by token"
-            )
+        check_positions(layer, len(x), len(self.ids))
         layers = self.by_layer[name]
         if layer not in layers:
             layers[layer] = states.empty(table, x.shape[1], x.device)

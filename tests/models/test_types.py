@@ -163,16 +163,29 @@ def test_probabilities_within_windows_are_refused():
     assert trace(model, text, attention=False).roles
 
 
-def test_positions_that_are_no_tokens_are_refused():
+def test_positions_that_are_no_tokens_are_refused(tmp_path):
     """CPM-Ant has a prompt of 32 positions before each text, over which kernels wrote beyond the end of counts."""
-    with pytest.raises(UserError, match="states of 56 positions for 24 tokens"):
-        trace(tiny("cpmant"), torch.randint(100, (1, 24)))
+
+    def streamed(_model: nn.Module, ids: torch.Tensor) -> float:
+        return perplexity(stream_model(str(tmp_path)), ids)
+
+    model, ids = tiny("cpmant"), torch.randint(100, (1, 24))
+    model.save_pretrained(tmp_path)
+    for measured in (trace, partial(damage, scheme="absmax", by=["error"]), streamed):
+        with pytest.raises(UserError, match="states of 56 positions for 24 tokens"):
+            measured(model, ids)
 
 
 def test_layers_that_share_keys_are_damaged_one_by_one():
     """Gemma 4, of which an earlier layer that is passed over makes no keys for later ones."""
     found = damage(tiny("gemma4_text"), torch.randint(100, (1, 24)), "absmax", by=["layer"])
     assert found.layers["perplexity_only"].notna().all()
+
+
+def test_heads_that_read_more_than_the_last_states_are_refused():
+    """ProphetNet predicts each token from states of their own."""
+    with pytest.raises(UserError, match="the head of 'prophetnet' reads more than the last hidden states"):
+        perplexity(tiny("prophetnet", "encoder-decoder"), text_of("encoder-decoder"))
 
 
 def test_layers_in_pieces_are_refused():

@@ -586,6 +586,15 @@ def context_length(config: PretrainedConfig) -> int | None:
     return limit - config.pad_token_id - 1 if limit and anatomy_of(config).padded_positions else limit
 
 
+def check_positions(layer: int, positions: int, tokens: int) -> None:
+    """Raise UserError unless a layer's states have a position for each token of a block."""
+    if positions != tokens:
+        raise UserError(
+            f"layer {layer} has states of {positions} positions for {tokens} tokens; expected one for each: this model "
+            "adds positions of its own, or joins some, so that only its loss can be measured, without --stream"
+        )
+
+
 def check_block(config, block: int, largest_id: int = 0) -> None:
     """Raise UserError if a block of so many tokens does not fit a model's context, or its ids not the vocabulary."""
     limit = context_length(config)

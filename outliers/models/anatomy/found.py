@@ -176,6 +176,11 @@ def _inputs(model: PreTrainedModel, family: Family) -> dict[str, object]:
 
 def anatomy_of_stacks(model: PreTrainedModel, stacks: list[Stack], family: Family) -> Anatomy:
     """Return the anatomy of stacks, of which the second one reads the output of the first."""
+    if len(stacks) == 1 and model.config.is_encoder_decoder:
+        raise UserError(
+            f"unknown architecture '{model.config.model_type}': no layers read what others put out; expected an "
+            "encoder and a decoder in two lists"
+        )
     if len(stacks) == 1:
         return _anatomy(model, stacks[0], bidirectional=family.name in ("masked", "vision"))
     encoder, decoder = stacks

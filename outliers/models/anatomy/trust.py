@@ -131,7 +131,7 @@ def _check(model: PreTrainedModel) -> tuple[str, float] | None:
     try:
         head = Head(model, state)
         logits = torch.cat([head.logits(part) for part in head.parts], -1)
-    except (IndexError, TypeError, AttributeError) as error:
+    except (IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise UserError(
             f"the head of '{kind}' reads more than the last hidden states ({reason_of(error, 100)}); expected one that "
             "makes logits of them alone: nothing of this model can be measured"
