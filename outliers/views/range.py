@@ -10,16 +10,16 @@ from outliers.show.section import Context, Finding, Section, of_subjects, subjec
 from outliers.show.tables import MISSING, Table
 from outliers.show.words import amount
 
+LOGIT = "range.attention_logit"
 WHAT = {
     "range.input": "input",
     "range.block_sum": "sum of 32 inputs",
     "range.output": "output",
-    "range.attention_logit": "attention logit",
+    LOGIT: "attention logit",
 }
 CAPTION = (
     "The largest magnitudes of each kind over all layers, and the formats that do not hold them, e4m3 without a scale. "
-    "Block formats such as Q8_1 keep the sum of 32 consecutive inputs of a token in float16. Attention logits are "
-    "before the softmax."
+    "Block formats such as Q8_1 keep the sum of 32 consecutive inputs of a token in float16. Attention logits "
 )
 
 
@@ -46,7 +46,9 @@ def _section(rows: list[dict], ending: str) -> Section:
     data = pd.DataFrame(rows).reindex(columns=["metric", "role", "layer", "projection", "value"])
     data = data.fillna({"role": "", "projection": ""})
     largest = data.loc[data.groupby(["metric", "role"], sort=False)["value"].idxmax()]
-    table = Table.of(f"range{ending}", CAPTION, COLUMNS, data, largest, names=("", "role", "beyond"))
+    known = LOGIT in set(largest["metric"])
+    caption = CAPTION + ("are before the softmax." if known else "are unknown, as this attention shows none.")
+    table = Table.of(f"range{ending}", caption, COLUMNS, data, largest, names=("", "role", "beyond"))
     subject = subject_of(rows[0])
     findings = [Finding(f"{subject}: {said}", table.name) for said in _said(largest)]
     return Section(f"Range of {subject}", rows, table.printed, [table], findings=findings)
@@ -58,7 +60,9 @@ def _said(largest: pd.DataFrame) -> list[str]:
     out = [row for row in ordered if row["value"] > LIMITS["float16"]]
     if not out:
         most = ordered[0]
-        return [f"float16 holds every number of the pass; the largest is {amount(most['value'])}, {place_of(most)}."]
+        other = "" if LOGIT in set(largest["metric"]) else " but attention logits, which are unknown"
+        most = f"{amount(most['value'])}, {place_of(most)}"
+        return [f"float16 holds every number of the pass{other}; the largest is {most}."]
     out.sort(key=lambda row: row["metric"] != "range.input")
     further = f"; beyond it, too: {first_of([place_of(row) for row in out[1:]])}" if out[1:] else ""
     return [f"{beyond_float16(out[0]['value'], place_of(out[0]))}{further}."]

@@ -113,3 +113,13 @@ def test_a_weight_beyond_the_dtype_is_said(large, monkeypatch, capsys, options):
     with pytest.raises(outliers.UserError, match="holds 70,000, beyond float16"):
         outliers.load_int8("m", "absmax-vector", "float16")
     assert load_model("m", "bfloat16").dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("model", "unknown"), [("pocket/gptj-1.7m", True), ("pocket/gpt2-0.1m", False)])
+def test_attention_that_shows_no_logits_is_said(model, unknown, monkeypatch, capsys, tmp_path):
+    arguments = [model, "--metric", "range", "--block", 32, "--blocks", 1, "--out", tmp_path]
+    code, out, _ = call(monkeypatch, capsys, *arguments, command="measure")
+    said = " ".join(out.split())
+    assert code == 0
+    assert ("every number of the pass but attention logits, which are unknown" in said) == unknown
+    assert ("Attention logits are before the softmax" in said) != unknown
