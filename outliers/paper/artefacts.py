@@ -115,8 +115,8 @@ BEYOND = {
 ARTEFACTS |= BEYOND
 
 
-def check_shown(config: Experiment) -> None:
+def check_shown(experiment: Experiment) -> None:
     """Raise UserError unless the experiment's field `shows` names a table or figure of its kind."""
-    names = [name for name, artefact in ARTEFACTS.items() if artefact.kind is type(config)]
-    if config.shows not in names:
-        raise unknown_name("table or figure", str(config.shows), names, "in field 'shows'")
+    names = [name for name, artefact in ARTEFACTS.items() if artefact.kind is type(experiment)]
+    if experiment.shows not in names:
+        raise unknown_name("table or figure", str(experiment.shows), names, "in field 'shows'")

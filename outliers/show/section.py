@@ -55,10 +55,10 @@ def drawn(figure: Figure, kind: str) -> bytes:
 
 
 class Context(NamedTuple):
-    """What a view may need beside the rows. config: the experiment. folder: where its rows are kept, with what else it
-    stored."""
+    """What a view may need beside the rows. experiment: what was run. folder: where its rows are kept, with what else
+    it stored."""
 
-    config: Any
+    experiment: Any
     folder: Path
 
 

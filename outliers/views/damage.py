@@ -247,7 +247,7 @@ def kept_damage_section(rows: list[dict], context: Context) -> Section:
     """Show the rows of an experiment, with the names of its model's tokens."""
     from outliers.text.tokens import namer_of  # imports torch
 
-    return damage_section(rows, namer_of(context.config.model, context.config.revision))
+    return damage_section(rows, namer_of(context.experiment.model, context.experiment.revision))
 
 
 def damage_section(rows: list[dict], names: Names) -> Section:
