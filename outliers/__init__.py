@@ -30,7 +30,7 @@ _HOME = {
     "Quantizer": "outlier_kernels.formats",
     "load_model": "outliers.models.load",
     "load_tokenizer": "outliers.models.load",
-    "adopt": "outliers.models.own",
+    "adopt": "outliers.subjects.own",
     "anatomy": "outliers.views.anatomy",
     "pocket_models": "outliers.models.names",
     "load_text": "outliers.text.blocks",

@@ -20,7 +20,6 @@ from outliers.models.hooks import hooks as hooks
 from outliers.models.load import load_model as load_model
 from outliers.models.load import load_tokenizer as load_tokenizer
 from outliers.models.names import pocket_models as pocket_models
-from outliers.models.own import adopt as adopt
 from outliers.models.variant import Variant as Variant
 from outliers.plugins.loader import OutliersConfig as OutliersConfig
 from outliers.quantization.caches import cache as cache
@@ -41,6 +40,7 @@ from outliers.runs.frame import frame as frame
 from outliers.runs.run import run as run
 from outliers.runs.stages.readers import readers as readers
 from outliers.runs.stages.super_weights import super_weights as super_weights
+from outliers.subjects.own import adopt as adopt
 from outliers.text.blocks import load_text as load_text
 from outliers.tracing.compare import compare as compare
 from outliers.tracing.masks import masks as masks

@@ -242,7 +242,7 @@ MUTATIONS = {
     ],
     "outliers/metrics/ablations.py": [("np.arange(width), [*features, *outliers])", "np.arange(width), features)")],
     "outliers/runs/rows.py": [
-        (".removeprefix(codecs.BOM_UTF8)", ""),
+        ("line = line.removeprefix(codecs.BOM_UTF8)", "line = line"),
         ('return not line.endswith(b"\\n")', "return True"),
     ],
     "outliers/subjects/row.py": [
@@ -331,7 +331,7 @@ MUTATIONS = {
     "outliers/text/documents.py": [("blank = blank or number", "blank = number")],
     "outliers/trainer/architectures.py": [('if norm == "rmsnorm":', "if False:")],
     "outliers/variants/plant.py": [
-        ("factor * (offset + parameter[features]) - offset", "factor * (offset + parameter[features])"),
+        ("factor * (offset + parameter[of_all]) - offset", "factor * (offset + parameter[of_all])"),
     ],
     "outliers/variants/peer.py": [("if len(terms) > 2 or", "if")],
     "outliers/variants/written.py": [("parts[0] if len(parts) == 1 else Together(parts)", "Together(parts)")],
