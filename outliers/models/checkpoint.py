@@ -252,7 +252,7 @@ def _joined(
             by_pattern[pattern].append(get(lazy))
         for operation in converter.operations:
             by_pattern = operation.convert(
-                by_pattern, **patterns, full_layer_name=own_name, model=skeleton, config=model.config
+                by_pattern, **patterns, full_layer_name=own_name, model=skeleton or model, config=model.config
             )
         return [*by_pattern.values()][place]
 

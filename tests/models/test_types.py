@@ -262,6 +262,7 @@ def test_the_text_part_of_a_model_that_takes_pictures(kind, tmp_path):
         ("emu3", "causal"),  # the checkpoint names its class
         ("moss_transcribe_diarize", "causal"),  # its text part has no head of its own
         ("qwen3_vl", "image-text"),  # transformers makes no text part alone
+        ("qwen3_vl_moe", "image-text"),  # and its experts are split by their size
         ("switch_transformers", "encoder-decoder"),  # experts by name
         ("t5gemma2", "encoder-decoder"),  # keys of both stacks in one softmax
     ],
