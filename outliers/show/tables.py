@@ -52,7 +52,7 @@ LARGE = 1e7  # larger numbers are written with powers of ten
 
 # Parts of the line above tables, see measured_on.
 USUAL = "first-blocks"  # the default protocol, which the line omits
-MANY = 12  # a field with more distinct values is left out, such as what the sets of a plan leave exact
+MANY = 12  # a field with more distinct values is left out
 OTHERS = {  # further fields of the line, also for rows without a text
     "steps": "{} training steps",
     "limit": "{} examples per task",
@@ -61,6 +61,7 @@ OTHERS = {  # further fields of the line, also for rows without a text
     "headroom": "{} GiB of each GPU left free",
     "skip": "{} not quantized",
 }
+MOST = {"skip": 1}  # distinct values of a field, if not MANY: several are the sets of a plan, and no setting
 
 SUBJECT = ("model", "scheme", "variant", "metric", "task", "batch")  # fields whose columns name what a line is about
 
@@ -402,8 +403,9 @@ def seeds_note(trained: pd.DataFrame) -> str:
 
 def measured_on(rows: Sequence[Mapping]) -> str:
     """Return a line that names the texts, blocks and tokens on which rows were measured; "" if no row has any."""
-    others = {form: distinct(rows, field) for field, form in OTHERS.items()}
-    parts = [form.format(listed(values)) for form, values in others.items() if 0 < len(values) <= MANY]
+    others = {field: distinct(rows, field) for field in OTHERS}
+    few = {field: values for field, values in others.items() if 0 < len(values) <= MOST.get(field, MANY)}
+    parts = [OTHERS[field].format(listed(values)) for field, values in few.items()]
     line = ", ".join([*_texts(rows), *parts])
     return line[:1].upper() + line[1:]
 
