@@ -273,7 +273,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What needs a browser or a real model is slow, and so is what takes seconds where another case is like it."""
+    """Mark as slow what needs a browser or a real model or was found slow; drop nightly tests; order the rest."""
     changed, left = changed_since(config.getoption("since")), []
     for item in items:
         needs = any(mark in (needs_chromium.mark, needs_smollm2.mark) for mark in item.iter_markers("skipif"))
@@ -339,7 +339,7 @@ def pytest_testnodedown(node) -> None:  # a hook of xdist
 
 
 def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
-    """Print the time of imports; with --keep-times write the seconds of each file."""
+    """Print the time of imports; with --keep-times write which tests are slow and the seconds of each file."""
     terminalreporter.write_line(f"imports and collection: {', '.join(f'{one:.1f} s' for one in COLLECTED if one)}")
     if not config.getoption("keep_times"):
         return

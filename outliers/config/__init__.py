@@ -1,1 +1,1 @@
-"""Specifications of experiments: their kinds, their files, and the checks before one runs."""
+"""Experiments: their fields, their files, and the checks before one runs."""
