@@ -404,15 +404,14 @@ def section(family: str, results: dict[str, dict[str, str]]) -> list[str]:
     run = len(results) - counts["not tried"]
     by_name = {words: counts[words] for words in BY_NAME.values()}
     whole = counts["works"] + sum(by_name.values())
-    share = f"{100 * whole / max(1, run):.0f} %"
+    share = f"{100 * whole / max(1, run):.1f} %"
     return [
         f"## {family.capitalize()} models",
         "",
         f"Of {run} types that transformers runs, {run - counts['refused']} have its loss here, and {whole} pass every "
-        f"check ({share}), {by_name[BY_NAME[STREAM]]} of them with streaming refused by name, and "
-        f"{by_name[BY_NAME[ATTENTION]]} with the probabilities of their attention, which is of windows or groups of "
-        f"positions. The other {counts['not tried']} have default configurations that transformers cannot build or run "
-        "so small.",
+        f"check ({share}). Streaming is refused by name for {by_name[BY_NAME[STREAM]]} of these, and the probabilities "
+        f"of attention within windows or groups of positions for {by_name[BY_NAME[ATTENTION]]}. "
+        f"The other {counts['not tried']} have default configurations that transformers cannot build or run so small.",
         "",
         "| type | result | why not |",
         "|---|---|---|",
