@@ -29,11 +29,7 @@ SETTINGS = {
     "FFN and linear, 2 % decomposed": {"int8": PROJECTIONS, "decomposition": 0.02},
     "FFN, linear and attention, 2 % decomposed": {"int8": [*PROJECTIONS, "attention"], "decomposition": 0.02},
 }
-COLUMNS = {
-    "in int8": "{setting}",
-    "ms a step": "{milliseconds:.0f}",
-    "of 16 bits": "{of_16_bits:.2f}",
-}
+COLUMNS = {"in int8": "{setting}", "ms a step": "{milliseconds:.0f}", "of 16 bits": "{of_16_bits:.2f}"}
 
 
 def step_of(recipe: Recipe) -> Callable[[], None]:

@@ -214,9 +214,7 @@ MUTATIONS = {
     ],
     "outliers/metrics/agreement.py": [("weighted * scale +", "weighted +")],
     "outliers/metrics/errors.py": [("there = energies > 0", "there = energies >= 0")],
-    "outliers/metrics/places.py": [
-        ("if len(places) > 1 and field not in ALONE:", "if field not in ALONE:"),
-    ],
+    "outliers/metrics/places.py": [("if len(places) > 1 and field not in ALONE:", "if field not in ALONE:")],
     "outliers/quantization/remedies/gptq.py": [
         ("left[:, end:] -= errors", "left[:, end:] += errors"),
         ("argsort(descending=True, stable=True)", "argsort(stable=True)"),
@@ -280,13 +278,13 @@ MUTATIONS = {
         (
             "isinstance(value, bool) or not 0 <= number < math.inf",
             "isinstance(value, bool) and not 0 <= number < math.inf",
-        ),
+        )
     ],
     "outliers/files.py": [("status.st_nlink > 1", "status.st_nlink > 2")],
     "outliers/runs/traces.py": [("trace.about.keys() - unknown} == about", "trace.about.keys() - unknown} != about")],
     "outliers/metrics/accuracy.py": [("logits.max(1, keepdim=True)", "logits.min(1, keepdim=True)")],
     "outliers/models/stored/compressed.py": [
-        ('sizes.fields.get("type") == "float"', 'sizes.fields.get("type") != "float"'),
+        ('sizes.fields.get("type") == "float"', 'sizes.fields.get("type") != "float"')
     ],
     "outliers/models/stored/words.py": [
         ("else -(-features // size)", "else features // size"),
@@ -296,7 +294,7 @@ MUTATIONS = {
     "outliers/views/table7.py": [("signed(ppl / plain[size])", "signed(plain[size] / ppl)")],
     "outliers/plugins/loader.py": [("if not exact:", "if exact:")],
     "outliers/runs/stages/plan.py": [
-        ("while missing <= 0 and count - fails > 1", "while missing < 0 and count - fails > 1"),
+        ("while missing <= 0 and count - fails > 1", "while missing < 0 and count - fails > 1")
     ],
     "outliers/commands/ablate.py": [("metrics, view is views[0])", "metrics, True)")],
     "outliers/quantization/fields.py": [("scheme.exact_outliers and not small", "scheme.exact_outliers")],
@@ -311,7 +309,7 @@ MUTATIONS = {
         ("passing = max(passing, needs.logits * tokens * shape.vocabulary)", "passing = passing"),
     ],
     "outliers/runs/callback.py": [
-        ("(last or state.global_step % self.every == 0)", "(state.global_step % self.every == 0)"),
+        ("(last or state.global_step % self.every == 0)", "(state.global_step % self.every == 0)")
     ],
     "outliers/show/section.py": [("or left <= {BASELINE} < variants", "")],
     "outliers/show/value.py": [
@@ -331,7 +329,7 @@ MUTATIONS = {
     "outliers/text/documents.py": [("blank = blank or number", "blank = number")],
     "outliers/trainer/architectures.py": [('if norm == "rmsnorm":', "if False:")],
     "outliers/variants/plant.py": [
-        ("factor * (offset + parameter[of_all]) - offset", "factor * (offset + parameter[of_all])"),
+        ("factor * (offset + parameter[of_all]) - offset", "factor * (offset + parameter[of_all])")
     ],
     "outliers/variants/peer.py": [("if len(terms) > 2 or", "if")],
     "outliers/variants/written.py": [("parts[0] if len(parts) == 1 else Together(parts)", "Together(parts)")],
@@ -342,11 +340,9 @@ MUTATIONS = {
     "outliers/variants/edges.py": [("place.head * len(part.outputs) // heads", "place.head % len(part.outputs)")],
     "outliers/metrics/weights.py": [("weight.abs().argmax()", "weight.argmax()")],
     "outliers/quantization/plans/compressed_tensors.py": [
-        ("key=lambda group: len(group[1])", "key=lambda group: -len(group[1])"),
+        ("key=lambda group: len(group[1])", "key=lambda group: -len(group[1])")
     ],
-    "outliers/quantization/plans/assigned.py": [
-        (" if path not in inside)", ")"),
-    ],
+    "outliers/quantization/plans/assigned.py": [(" if path not in inside)", ")")],
     "outliers/show/tables.py": [("if counts[place(row)] == 1", "if counts[place(row)] >= 1")],
     "outliers/terminal/amounts.py": [("if seconds >= 1.5 * factor", "if seconds >= factor")],
     "outliers/show/words.py": [("if share >= MANY:", "if share > 2 * MANY:")],

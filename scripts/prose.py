@@ -18,10 +18,7 @@ LONGEST, MEAN = 35, 18  # words of a sentence
 LINES = {"README.md": 130}
 LINES_OF_A_PAGE = 250
 CLAUSES = re.compile(r"^#+ (?:What|Which|Where|How far)\b.*", re.MULTILINE)  # headings that are no nouns
-NOT_PROSE = re.compile(
-    r"^```.*?^```$|^#+ .*?$|^[ ]*\|.*?$|!\[.*?\]\([^)]*\)",
-    re.MULTILINE | re.DOTALL,
-)
+NOT_PROSE = re.compile(r"^```.*?^```$|^#+ .*?$|^[ ]*\|.*?$|!\[.*?\]\([^)]*\)", re.MULTILINE | re.DOTALL)
 RUN_IN = re.compile(r"^\*\*(?:\S+ ){0,3}\S+\.\*\*")  # a heading in front of a paragraph
 ITEM = re.compile(r"\n\s*\n|^\s*(?:[-*]|\d+\.) ", re.MULTILINE)
 END = re.compile(r"""(?<!\bal\.)(?<!\be\.g\.)(?<!\bi\.e\.)(?<=[.!?])[*"')]*\s+(?=[^a-z])""")

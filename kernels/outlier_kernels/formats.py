@@ -96,33 +96,14 @@ FORMATS = {
     "bfp4": _BLOCK._replace(bits=4),
     # FireQ (Baek et al., 2025): int4 under scales in e4m3, times a power of two of the whole matrix.
     "int4-e4m3": Format(
-        "quantize_int4_e4m3",
-        (True,),
-        4,
-        integers=True,
-        scale_bits=8,
-        tensor_bits=32,
-        rounding="round_mantissas",
+        "quantize_int4_e4m3", (True,), 4, integers=True, scale_bits=8, tensor_bits=32, rounding="round_mantissas"
     ),
     # QServe (Lin et al., 2024): asymmetric int4 within rows of int8; a group's scale has 8 bits, its zero point 4.
     "int4-in-int8": Format(
-        "quantize_int4_in_int8",
-        (True,),
-        4,
-        integers=True,
-        scale_bits=12,
-        row_bits=32,
-        in_rows=True,
+        "quantize_int4_in_int8", (True,), 4, integers=True, scale_bits=12, row_bits=32, in_rows=True
     ),
     # COMET (Liu et al., 2025): the first groups of a row, which hold the largest features if sorted, have 8 bits.
-    "int4-int8": Format(
-        "quantize_int4_int8",
-        (True,),
-        4,
-        integers=True,
-        large_bits=8,
-        in_rows=True,
-    ),
+    "int4-int8": Format("quantize_int4_int8", (True,), 4, integers=True, large_bits=8, in_rows=True),
 }
 # Groups that share a scale, and the operands that can have them: everything, a token, an output, any number of
 # consecutive features of a row, and the groups of formats that fix their size.

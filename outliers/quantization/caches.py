@@ -206,10 +206,7 @@ def _outputs_of_keys(model: PreTrainedModel) -> dict[int, torch.Tensor]:
 
 @contextmanager
 def quantized_states(
-    model: PreTrainedModel,
-    formats: Formats,
-    layer: int | None = None,
-    keys: dict[int, torch.Tensor] | None = None,
+    model: PreTrainedModel, formats: Formats, layer: int | None = None, keys: dict[int, torch.Tensor] | None = None
 ) -> Iterator[None]:
     """Quantize the keys and values that attention reads within this context, in all layers or in one.
 

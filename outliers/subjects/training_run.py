@@ -38,13 +38,7 @@ class TrainingRun(Subject):
         experiment = self.experiment
         measured_on = {"text": text_label(experiment.text), "dtype": experiment.dtype}
         measured_on |= {"block": experiment.block, "blocks": experiment.blocks}
-        return {
-            "run": self.label,
-            "seed": self.seed,
-            **self.recipe.in_rows,
-            **measured_on,
-            **experiment.non_default(),
-        }
+        return {"run": self.label, "seed": self.seed, **self.recipe.in_rows, **measured_on, **experiment.non_default()}
 
     @property
     def blocks(self) -> "torch.Tensor":

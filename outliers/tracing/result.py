@@ -362,11 +362,7 @@ class Trace:
         return Frame(table[places + rest].sort_values(["positions", "max"], ascending=False, ignore_index=True))
 
     def outlier_features(
-        self,
-        layers: float = LAYERS,
-        positions: float = POSITIONS,
-        roles: Iterable[str] = STREAM,
-        by: str | None = None,
+        self, layers: float = LAYERS, positions: float = POSITIONS, roles: Iterable[str] = STREAM, by: str | None = None
     ) -> Frame:
         """Return the features that reach both fractions (LLM.int8(), section 4.1), in the columns of `features`.
 

@@ -303,14 +303,7 @@ def find_middle(
 
 @triton.jit
 def find_rest(
-    x,
-    sums,
-    spaces,
-    sizes,
-    SHIFT: tl.constexpr,
-    TOKENS: tl.constexpr,
-    FEATURES: tl.constexpr,
-    STEPS: tl.constexpr,
+    x, sums, spaces, sizes, SHIFT: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr, STEPS: tl.constexpr
 ):
     tickets, bins, median = spaces
     chosen, feature = tl.load(median), tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
