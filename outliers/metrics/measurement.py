@@ -97,9 +97,7 @@ class Measurement(ABC):
         per_weight = tuple(
             stored_bytes((quantized.scheme for quantized in variant.schemes), drawn) for variant in variants
         )
-        return MemoryNeeds(
-            per_weight, variants=len(variants), others=max(len(variant.others) for variant in variants)
-        )
+        return MemoryNeeds(per_weight, variants=len(variants), others=max(len(variant.others) for variant in variants))
 
     @abstractmethod
     def measure(self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict) -> list[Any]:

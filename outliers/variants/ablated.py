@@ -135,24 +135,12 @@ class Ablated(Variant):
     def name(self) -> str:
         if not self.intervention.features:
             return BASELINE
-        intervention, where = self.intervention, () if self.where == WHERE else self.where
-        return str(
-            Term(
-                intervention.method,
-                intervention.features,
-                where,
-                {"seed": intervention.seed} if intervention.seed else {},
-            )
-        )
+        where, seed = () if self.where == WHERE else self.where, self.intervention.seed
+        return str(Term(self.intervention.method, self.intervention.features, where, {"seed": seed} if seed else {}))
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
-        intervention = self.intervention
-        return {
-            "method": intervention.method,
-            "features": list(intervention.features),
-            "where": list(self.where),
-            "seed": intervention.seed,
-        }
+        method, features, seed = self.intervention.method, self.intervention.features, self.intervention.seed
+        return {"method": method, "features": list(features), "where": list(self.where), "seed": seed}
 
     @property
     def needs_trace(self) -> bool:

@@ -38,7 +38,7 @@ class Dropped(Variant):
 
     @property
     def name(self) -> str:
-        return str(Term("drop", (), tuple(self.places), {}))
+        return str(Term("drop", places=tuple(self.places)))
 
     @property
     def places(self) -> list[str]:

@@ -1,6 +1,7 @@
 """Places where features are replaced: whole roles, or selected projections, layers, heads or norms."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
@@ -15,12 +16,11 @@ if TYPE_CHECKING:  # parsing a place does not import torch
     from transformers import PreTrainedModel
 
     from outliers.models.anatomy import Projection
-    from outliers.models.anatomy.parts import Part
 
 HEADS = ("q", "k", "v")
 ROLES = {"attn_in": (*HEADS, "mixer"), "ffn_in": ("gate", "up", "router", "experts")}
 NORMS = ("attn_norm", "ffn_norm")
-# Names of places, and their parts.
+# The parts of each place, by its name.
 EDGE_PLACES = ROLES | {part: (part,) for part in (*chain(*ROLES.values()), *NORMS)} | {"norm": NORMS}
 ALL = tuple(chain(*ROLES.values()))  # the parts of a place that names only layers or a head
 _WRITTEN = re.compile(
@@ -29,7 +29,7 @@ _WRITTEN = re.compile(
 )
 IN_EXPERT = {"up": "ffn_in", "down": "ffn_out"}  # projections of an expert, and the roles of what they read
 # By field: a projection's value of the field, and its place as a scheme takes it.
-WRITTEN = {
+PLACES_BY_FIELD = {
     "role": lambda part: (part.role, part.role),
     "layer": lambda part: (part.layer, f"layers.{part.layer}"),
     "expert": lambda part: 2 * (f"layers.{part.layer}.experts.{part.expert}",),
@@ -79,7 +79,7 @@ class Place(NamedTuple):
 
     @classmethod
     def read(cls, written: str) -> "Place":
-        """Parse a name of `PLACES`, of some layers or a head, or these alone: `q`, `layers.9:12.q`, `layers.9.heads.3`.
+        """Parse a name of `EDGE_PLACES`, layers, a head, or these together: `q`, `layers.9:12.q`, `layers.9.heads.3`.
 
         The TransformerLens name of such a reader in a layer is accepted too: `blocks.9.attn.q.hook_in` is `layers.9.q`.
 
@@ -189,9 +189,10 @@ def _edges_of_layer(model: "PreTrainedModel", layer: int, places: list[Place], r
 
     there = list(parts(model, layer))
     heads = next((len(part.outputs) for part in there if part.name == "q"), 0)
-    outputs = {part.reader.path: torch.empty(0, dtype=torch.bool) for part in there}  # which outputs are chosen
+    counts = Counter()  # outputs of each reader; 1 if no part of it is read alone
     for part in there:
-        outputs[part.reader.path] = torch.cat([outputs[part.reader.path], torch.zeros(_count(part), dtype=torch.bool)])
+        counts[part.reader.path] += 1 if part.outputs is None else part.outputs.numel()
+    outputs = {path: torch.zeros(count, dtype=torch.bool) for path, count in counts.items()}  # which ones are chosen
     for place in places:
         chosen = [part for part in there if part.name in place.parts]
         if not chosen:
@@ -217,8 +218,3 @@ def _edges_of_layer(model: "PreTrainedModel", layer: int, places: list[Place], r
         [part.reader for part in left.values() if part.outputs is None],
         [(part.reader, outputs[path]) for path, part in left.items() if part.outputs is not None],
     )
-
-
-def _count(part: "Part") -> int:
-    """Return the number of a part's outputs; 1 for a part that is a module of its own."""
-    return 1 if part.outputs is None else part.outputs.numel()

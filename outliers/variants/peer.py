@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from outliers.criterion import ALPHA, check_threshold
 from outliers.errors import UserError
 from outliers.models.variant import Variant
-from outliers.variants.edges import LIMITS, WRITTEN, AtPlaces
+from outliers.variants.edges import LIMITS, PLACES_BY_FIELD, AtPlaces
 from outliers.variants.term import read_number, write_number
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Against(AtPlaces):
         """Return every role or layer (field) with projections, each with its place for `only` and `skip`."""
         from outliers.models.anatomy import projections
 
-        return dict(map(WRITTEN[field], projections(model)))
+        return dict(map(PLACES_BY_FIELD[field], projections(model)))
 
     @contextmanager
     def on(self, model: "PreTrainedModel", _layer: int | None = None) -> "Iterator[PreTrainedModel]":

@@ -42,7 +42,7 @@ class Planted(Variant):
 
     @property
     def name(self) -> str:
-        return str(Term("plant", self.features, (), {"factor": self.factor}))
+        return str(Term("plant", self.features, options={"factor": self.factor}))
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
         return {"planted": list(self.features), "factor": self.factor}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from outliers.errors import UserError
 from outliers.quantization.plans.plan import MARK, Plan, expanded, read_plan
 from outliers.quantization.schemes import BASELINE, SCHEMES, Scheme, get_scheme
-from outliers.variants.edges import LIMITS, WRITTEN, AtPlaces
+from outliers.variants.edges import LIMITS, PLACES_BY_FIELD, AtPlaces
 from outliers.variants.term import read_number, write_number
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ class Quantized(AtPlaces):
                 `read_plan`.
         """
         if terms[0].startswith(MARK):
-            plan = read_plan("+".join(terms).removeprefix(MARK))
-            return cls.of_plan(plan)
+            return cls.of_plan(read_plan("+".join(terms).removeprefix(MARK)))
         if wrong := [term for term in terms[:1] if term.partition("=")[0] in (*OPTIONS, "instead")]:
             behind = "+".join([*(terms[1:] or ["absmax"]), *wrong])
             raise UserError(f"'{'+'.join(terms)}': an option stands behind its scheme: {behind}")
@@ -187,11 +186,10 @@ class Quantized(AtPlaces):
         parts = [part for part in parts if field != "expert" or part.expert is not None]
         stacks = {layer: view for view in stack_views(model).values() if not view.cross for layer in view.layers}
         of_stack = {"stack": lambda part: (stacks[part.layer].name, stacks[part.layer].written)}
-        return dict(map((WRITTEN | of_stack)[field], parts))
+        return dict(map((PLACES_BY_FIELD | of_stack)[field], parts))
 
     def served(self, model: str, dtype: str, device: str, revision: str | None) -> "PreTrainedModel":
-        """Return a model by its name, see `outliers.load_model`; its exact weights are dropped where int8 codes can
-        replace them."""
+        """Load a model by its name, see `outliers.load_model`, without exact weights that int8 codes can replace."""
         from outliers.models.load import load_model
         from outliers.quantization.store import load_int8
 

@@ -1,8 +1,9 @@
 """A term of a variant's name with features or a weight: `shuffle(3,17@attn_in/ffn_in,seed=1)`."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import NamedTuple
 
 from outliers.errors import UserError, unknown_name
@@ -34,9 +35,9 @@ class Term(NamedTuple):
     """A method with its features, with a weight, or with places alone; places: where the features are read."""
 
     name: str
-    features: tuple[int, ...]
-    places: tuple[str, ...]
-    options: dict[str, int | float]
+    features: tuple[int, ...] = ()
+    places: tuple[str, ...] = ()
+    options: Mapping[str, int | float] = MappingProxyType({})
     weight: Weight | None = None
 
     @classmethod

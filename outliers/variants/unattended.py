@@ -33,7 +33,7 @@ class Unattended(Variant):
 
     @property
     def name(self) -> str:
-        return str(Term("unattended", self.positions, (), {}))
+        return str(Term("unattended", self.positions))
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
         return {"unattended": list(self.positions)}

@@ -45,7 +45,7 @@ class Scaled(Variant):
     @property
     def name(self) -> str:
         name, options = ("scale", {"factor": self.factor}) if self.factor else ("zero", {})
-        return str(Term(name, (), (), options, self.weight))
+        return str(Term(name, options=options, weight=self.weight))
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
         return {"weight": str(self.weight), "weight_factor": self.factor}
@@ -111,10 +111,6 @@ class Scaled(Variant):
         yield _with_weight(model, path, lambda weight: _by_outputs(model, path, weight)[index].mul_(self.factor))
 
 
-def _name(model: "PreTrainedModel", path: str) -> str:
-    return path if path in dict(model.named_parameters(remove_duplicate=False)) else f"{path}.weight"
-
-
 def _by_outputs(model: "PreTrainedModel", path: str, weight: "torch.Tensor") -> "torch.Tensor":
     """Return the weight at a path as (outputs, inputs), sharing memory."""
     from transformers.pytorch_utils import Conv1D
@@ -146,7 +142,8 @@ def _with_weight(model: "PreTrainedModel", path: str, change: "Callable[[torch.T
             of_its_own.bias = nn.Parameter(module.bias.detach(), requires_grad=False)
         hand_over_hooks(module, of_its_own)
         return exchanged(model, {path: of_its_own.eval()})
-    name, named = _name(model, path), dict(model.named_parameters(remove_duplicate=False))
+    named = dict(model.named_parameters(remove_duplicate=False))
+    name = path if path in named else f"{path}.weight"
     tied = getattr(model, "all_tied_weights_keys", None) or {}  # offloaded weights that are tied share only a name
     first = tied.get(name, name)
     owner, _, part = name.rpartition(".")

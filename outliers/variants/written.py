@@ -18,14 +18,14 @@ from outliers.variants.quantized import Quantized
 from outliers.variants.term import EXAMPLES, PLUS, Term
 from outliers.variants.together import Together
 
-KINDS = {  # locations of classes, by the names of terms with features or positions
+FEATURE_TERMS = {  # locations of classes, by the names of terms with features or positions
     **dict.fromkeys(METHODS, "outliers.variants.ablated:Ablated"),
     "plant": "outliers.variants.planted:Planted",
     "massive": "outliers.variants.massive:Massive",
     "unattended": "outliers.variants.unattended:Unattended",
 }
 PLACE_TERMS = {"drop": "outliers.variants.dropped:Dropped"}  # by the names of terms with places alone
-WEIGHTS = dict.fromkeys(("zero", "scale"), "outliers.variants.weights:Scaled")  # by the names of terms with a weight
+WEIGHT_TERMS = dict.fromkeys(("zero", "scale"), "outliers.variants.weights:Scaled")  # by those of terms with a weight
 FIRST = {Against: "another model stands first", Prefixed: "a prefix stands first"}
 LAST = {Cached: "a cache stands last"}
 
@@ -100,10 +100,6 @@ def _reader(term: str) -> Callable[[list[str]], Iterable[Variant]]:
     return READERS.get(re.split("[=(]", term)[0]) or (_terms if in_parentheses else _scheme)
 
 
-def _cache(terms: list[str]) -> list[Cached]:
-    return [Cached(Formats.read("+".join(terms)))]
-
-
 def _scheme(terms: list[str]) -> list[Quantized | Peer]:
     if any(term == PEER or term.startswith(MARK) for term in terms[1:]):
         raise _two_schemes("+".join(terms))
@@ -112,18 +108,18 @@ def _scheme(terms: list[str]) -> list[Quantized | Peer]:
 
 def _terms(written: list[str]) -> Iterable[Variant]:
     for term in map(Term.read, written):
-        kinds = WEIGHTS if term.weight else KINDS if term.features else PLACE_TERMS
-        if kinds is PLACE_TERMS and term.name in KINDS:
+        known = WEIGHT_TERMS if term.weight else FEATURE_TERMS if term.features else PLACE_TERMS
+        if known is PLACE_TERMS and term.name in FEATURE_TERMS:
             raise UserError(f"'{term}' names no features; expected a term such as {EXAMPLES}")
-        if term.name not in kinds:
-            raise unknown_name("variant of a weight" if term.weight else "variant", term.name, kinds)
-        yield pkgutil.resolve_name(kinds[term.name]).read(term)
+        if term.name not in known:
+            raise unknown_name("variant of a weight" if term.weight else "variant", term.name, known)
+        yield pkgutil.resolve_name(known[term.name]).read(term)
 
 
 READERS = {  # by the first words of terms; other terms begin or continue a scheme
     PREFIX: partial(map, Prefixed.read),
     AGAINST: partial(map, Against.read),
-    **dict.fromkeys(CACHE_PARTS, _cache),
-    **dict.fromkeys(KINDS | PLACE_TERMS | WEIGHTS, _terms),
+    **dict.fromkeys(CACHE_PARTS, lambda terms: [Cached(Formats.read("+".join(terms)))]),
+    **dict.fromkeys(FEATURE_TERMS | PLACE_TERMS | WEIGHT_TERMS, _terms),
     "instead": _scheme,
 }

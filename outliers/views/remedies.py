@@ -112,9 +112,7 @@ def points(rows: list[dict]) -> list[Point]:
     formats: dict[Scheme, str] = {}
     variants = [variant_of(row) for row in rows]
     behind = {
-        (row["model"], under): value_of(row)
-        for row, under in zip(rows, variants, strict=True)
-        if under.is_prefix
+        (row["model"], under): value_of(row) for row, under in zip(rows, variants, strict=True) if under.is_prefix
     }
     known_bits = {
         (row["model"], operand, getattr(quantized.scheme, operand)): row[field]
