@@ -88,7 +88,8 @@ def test_at_most_is_of_all_candidates_and_of_either_sign(monkeypatch):
     increase = Value(0.0, 0.0)
     about = {"found_by": "weights", "value": 1.0, "kl": 0.1, "factor": None, "deviation": None, "other": 0.9}
     table = pd.DataFrame(
-        about | {"candidate": name, "layer": layer, "output": 1, "input": 2, "treatment": treatment}
+        about
+        | {"candidate": name, "layer": layer, "output": 1, "input": 2, "treatment": treatment}
         | {"cost": cost, "increase": increase._replace(mean=math.log1p(cost))}
         for name, layer, treated in costs
         for treatment, cost in treated.items()
@@ -276,9 +277,7 @@ CALLED = ("a super weight", "the one super weight")
 )
 def test_a_super_weight_costs_more_than_the_other_that_costs_most(costs, scatter, earlier, said):
     """Beyond two standard deviations of rounding; several may be, and the cost of the neuron is beside each."""
-    texts = [
-        finding.text for finding in account_section(searched(costs, [0.0, 0.07, 0.0], scatter, earlier)).findings
-    ]
+    texts = [finding.text for finding in account_section(searched(costs, [0.0, 0.07, 0.0], scatter, earlier)).findings]
     told = [text for text in texts if "super weight" in text]
     called = [next((one for one in CALLED if f" is {one}: " in text), "") for text in told]
     assert ["none" if text.startswith("None of ") else one for text, one in zip(told, called, strict=True)] == said
@@ -318,5 +317,3 @@ def test_the_whole_account(planted):
     names = ["parts", "writers", "gates", "readers", "heads", "super_weights", "scaled", "massive", "sinks", "keys"]
     assert [table.name for table in section.tables] == names
     assert any("a massive activation" in finding.text for finding in section.findings)
-
-

@@ -254,5 +254,3 @@ def test_an_experiment_of_nothing_else_is_refused(cache, shipped, tmp_path, monk
     code, _, err = call(monkeypatch, capsys, "both", "--out", tmp_path / "out")
     assert code == 2
     assert err.splitlines()[-1].startswith("error: model 'tiny' is not on this machine")
-
-

@@ -256,9 +256,11 @@ def test_an_entry_point_installs_what_it_names(block, install, monkeypatch):
         "outliers.families": (
             "from dataclasses import replace\nfrom outliers.models.anatomy.causal import CAUSAL\n"
             f"{name} = replace(CAUSAL, name='of-a-page', kinds=['of-a-page'])\n",
-            lambda: anatomy.family_of(
-                SimpleNamespace(model_type="of-a-page", is_encoder_decoder=False, architectures=None)
-            ).name,
+            lambda: (
+                anatomy.family_of(
+                    SimpleNamespace(model_type="of-a-page", is_encoder_decoder=False, architectures=None)
+                ).name
+            ),
         ),
     }[group]
     monkeypatch.setitem(anatomy.FAMILIES, "of-a-page", None)  # what is added goes with the test

@@ -14,6 +14,8 @@ from tests.conftest import needs_smollm2
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 
 # Notebook: what its words say, and an expression over its own variables that has to be true where they stand.
+# A line holds a sentence, and the next ones its check:
+# fmt: off
 CLAIMS = {
     "1_find": {
         "One feature of 576": "list(trace.outlier_features()['feature']) == [247] and model.config.hidden_size == 576",
@@ -152,6 +154,7 @@ CLAIMS = {
             "states['without the first position'][1] > 0.9 * states['as it is'][0] > 100 * states['as it is'][1]",
     },
 }
+# fmt: on
 
 
 def kinds(notebook) -> list[list[str]]:

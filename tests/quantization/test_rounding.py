@@ -359,5 +359,3 @@ def test_a_calibration_that_does_not_know_enough(blocks):
         quantize(model, "w4+gptq")
     with pytest.raises(UserError, match=r"lacks 48 features of 'model.layers.0.mlp.down_proj'"):
         quantize(llama, "w4+gptq", calibration=calibrate(model, blocks, ["w4+gptq"]))
-
-

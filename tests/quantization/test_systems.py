@@ -219,5 +219,3 @@ def test_a_calibrated_system_on_disk_and_streamed(blocks, tmp_path):
     small = quantize(model, name, keep="int8", calibration=found)
     save_quantized(small, tmp_path / "small")
     assert torch.equal(load_quantized(tmp_path / "small")(blocks).logits, small(blocks).logits)
-
-
