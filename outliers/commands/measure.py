@@ -121,12 +121,12 @@ class Cells(Parameters, Experiment):
 
 
 def _beside_baseline(experiment: Cells) -> Cells:
-    """Put the unmodified model before a single variant whose perplexity is measured, which says nothing by itself."""
+    """Put the unmodified model before variants without it whose perplexity is measured: costs are relative to it."""
     from outliers.variants.quantized import EXACT  # late, as for variants
 
     variants = experiment.variants
-    alone = len(variants) == 1 and variants[0].name != EXACT.name
-    if not alone or all(metric.name != Perplexity.name for metric in experiment.parametrized_metrics):
+    there = EXACT.name in [variant.name for variant in variants]
+    if there or all(metric.name != Perplexity.name for metric in experiment.parametrized_metrics):
         return experiment
     return experiment.model_copy(update={"variants": [EXACT, *variants]})
 

@@ -46,10 +46,10 @@ class Sweep(experiment.Experiment):
 
 
 def _beside_baseline(experiment: Sweep) -> Sweep:
-    """Put fp32 before a single scheme, whose perplexity says nothing by itself."""
+    """Put fp32 before schemes without it, for costs and their paired standard errors are relative to it."""
     names = [getattr(scheme, "name", scheme) for scheme in experiment.schemes]
-    alone = len(names) == 1 and names != [BASELINE]
-    return experiment.model_copy(update={"schemes": [BASELINE, *experiment.schemes]}) if alone else experiment
+    schemes = [*[BASELINE] * (BASELINE not in names), *experiment.schemes]
+    return experiment.model_copy(update={"schemes": schemes})
 
 
 Experiment = Sweep  # its public name

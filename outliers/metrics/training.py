@@ -14,12 +14,14 @@ from outliers.errors import UserError
 from outliers.metrics.measurement import Measurement
 from outliers.metrics.perplexity import Later, Loss, finite_losses, loss_of, losses, perplexity_of, perplexity_value
 from outliers.metrics.records import Training
+from outliers.metrics.trace import tidy
 from outliers.models.anatomy.examples import Block
 from outliers.models.anatomy.weights import device_of
 from outliers.models.decoder import inference
 from outliers.models.load import find_device
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import BASELINE, get_scheme
+from outliers.show import units
 from outliers.subjects.cell import Cell
 from outliers.subjects.model_cache import ModelCache, naming
 from outliers.text.blocks import sequences
@@ -31,6 +33,7 @@ from outliers.trainer.loop import train
 from outliers.trainer.start import start
 from outliers.variants.draw import drawn
 
+ERROR = "perplexity_error"  # standard error over the text
 KURTOSES = ("kurtosis_tensor", "kurtosis_token", "kurtosis_feature")
 
 
@@ -50,7 +53,8 @@ def watch(model: nn.Module, blocks: Iterable[Block], alpha: float = ALPHA, atten
             beside its outputs.
 
     Returns:
-        Values by flat names, for reporters: those of `table4_row` without the softmax; `max.ROLE`, the largest |x| of
+        Values by flat names, for reporters: those of `table4_row` without the softmax; `perplexity_error`, the standard
+            error of the perplexity over the text, for two blocks or more; `max.ROLE`, the largest |x| of
             "attn_in", "attn_out", "ffn_in", "ffn_out", as far as the model has them, and of the residual stream,
             "residual"; `kurtosis_tensor.ROLE`, `kurtosis_token.ROLE` and `kurtosis_feature.ROLE`, the largest over the
             layers (docs/definitions.md#outlier-features); and `attention_sink`, the share of (layer, head) pairs for
@@ -88,10 +92,22 @@ def _watch(
     of_blocks: list[Loss | Later] = []
     see = lambda ids, states: of_blocks.append(loss_of(model, ids, states))  # noqa: E731
     found_traces = traces(model, sequences(blocks, None), alpha=alpha, attention=attention, see_last=see)
-    by_view: dict[str, dict[str, float]] = {"": {"perplexity": perplexity_of(finite_losses(of_blocks))}}
+    losses = finite_losses(of_blocks)
+    perplexity = perplexity_of(losses)
+    error = units.standard_error(units.residuals(*zip(*losses, strict=True), perplexity))
+    by_view: dict[str, dict[str, float]] = {
+        "": {"perplexity": perplexity} | ({} if error is None else {ERROR: error}),
+    }
     for view in found_traces:
         by_view.setdefault(view.stack, {}).update(trace_row(view) | _largest(view))
     return by_view
+
+
+def watched_values(metrics: dict[str, float]) -> list[dict]:
+    """Return measurements of a view as values of a row; the standard error becomes a field of the perplexity."""
+    error = {"standard_error": metrics[ERROR]} if ERROR in metrics else {}
+    values = tidy([{name: value for name, value in metrics.items() if name != ERROR}])
+    return [value | (error if value["metric"] == "perplexity" else {}) for value in values]
 
 
 def _largest(trace: Trace) -> dict[str, float]:
@@ -125,7 +141,7 @@ def _check_whole(model: nn.Module) -> None:
 
 
 # The measurements of `watch` that are kept during training; all are kept of the trained model.
-ALONG = ("perplexity", "count", "layers", "positions", "attention_sink", "max")  # max is that of each role
+ALONG = ("perplexity", ERROR, "count", "layers", "positions", "attention_sink", "max")  # max is that of each role
 
 
 class RunResult(NamedTuple):
@@ -167,16 +183,20 @@ class TrainingMeasurement(Measurement):
         fields, logged, perplexities = results[0]
         steps = cell.subject.recipe.steps
         along = [
-            {"checkpoint": f"step-{entry['step']}", "metric": metric, "value": value}
+            {"checkpoint": f"step-{entry['step']}"} | value
             for entry in logged
             if "perplexity" in entry
-            for metric, value in entry.items()
-            if metric in ALONG
-            or metric.startswith("max.")
-            or (entry["step"] == steps and metric not in ("step", "epoch"))
+            for value in watched_values(
+                {metric: number for metric, number in entry.items() if _is_kept(metric, entry["step"] == steps)}
+            )
         ]
         at_the_end = [{"checkpoint": f"step-{steps}", **perplexity} for perplexity in perplexities]
-        return [fields | {"unit": "1"} | value for value in along + at_the_end]
+        return [fields | value for value in along + at_the_end]
+
+
+def _is_kept(metric: str, is_last: bool) -> bool:
+    """Return whether a row has a measurement: during training only some, at the end all."""
+    return metric in ALONG or metric.startswith("max.") or (is_last and metric not in ("step", "epoch"))
 
 
 def _under_schemes(model: PreTrainedModel, blocks: torch.Tensor, metric: Training) -> list[dict]:

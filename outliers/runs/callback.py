@@ -15,8 +15,7 @@ from outliers.criterion import ALPHA, PICTURES, check_threshold
 from outliers.errors import BrokenModel, UserError, shown
 from outliers.files import locked, write_whole
 from outliers.metrics.records import Metric
-from outliers.metrics.trace import tidy
-from outliers.metrics.training import KURTOSES, flat, watch_views
+from outliers.metrics.training import ERROR, KURTOSES, flat, watch_views, watched_values
 from outliers.models.anatomy.examples import Examples
 from outliers.models.anatomy.stack_views import of_stack
 from outliers.models.anatomy.weights import device_of
@@ -33,7 +32,7 @@ from outliers.trainer.loop import log_beside
 EVERY = 100  # steps; benchmarks/callback_cost.py says what that costs
 PREFIX = "outliers/"  # of metrics' names in reporters
 # Metrics for the reporters, each perhaps followed by a role; rows have all metrics.
-REPORTED = ("perplexity", "count", "layers", "positions", "max", *KURTOSES, "attention_sink")
+REPORTED = ("perplexity", ERROR, "count", "layers", "positions", "max", *KURTOSES, "attention_sink")
 STEP = "step-"  # followed by a number: the checkpoint of a row
 
 
@@ -128,7 +127,7 @@ class OutlierCallback(TrainerCallback):
             by_view = watch_views(model, self.blocks, self.alpha, self.attention)
         except BrokenModel as error:
             raise BrokenModel(f"step {step}: {error}") from None
-        values = [of_stack(view) | value for view, metrics in by_view.items() for value in tidy([metrics])]
+        values = [of_stack(view) | value for view, metrics in by_view.items() for value in watched_values(metrics)]
         self._write(step, self._row(step, model, values, round(time.perf_counter() - start, 3)))
         told = {
             view: {name: value for name, value in metrics.items() if name.partition(".")[0] in REPORTED}

@@ -33,8 +33,8 @@ LINES = {
 def checkpoints(rows: Rows, about: Iterable[str] = ABOUT) -> pd.DataFrame:
     """Return one row per run, seed and step at which rows were measured, in the order of the rows.
 
-    Columns: the fields `about` of the rows; `step`; every metric; and `METRIC_deviation` of metrics measured several
-    times.
+    Columns: the fields `about` of the rows; `step`; every metric; `METRIC_deviation` of metrics measured several times,
+    and `METRIC_error` of those with a standard error over the text.
     """
     wide: dict[tuple, dict] = {}
     for row in records(rows):
@@ -42,8 +42,8 @@ def checkpoints(rows: Rows, about: Iterable[str] = ABOUT) -> pd.DataFrame:
         key = row.get("run"), row.get("seed"), step
         checkpoint = wide.setdefault(key, {**dict.fromkeys(about), "step": step})
         checkpoint |= {name: row[name] for name in about if name in row} | {row["metric"]: row["value"]}
-        if "standard_deviation" in row:
-            checkpoint[f"{row['metric']}_deviation"] = row["standard_deviation"]
+        bars = {"deviation": row.get("standard_deviation"), "error": row.get("standard_error")}
+        checkpoint |= {f"{row['metric']}_{name}": bar for name, bar in bars.items() if bar is not None}
     return pd.DataFrame(wide.values())
 
 
@@ -163,7 +163,8 @@ CAPTION = (
     "share of (layer, head) pairs with an attention sink at position 0; increase of perplexity under each scheme over "
     "the same weights in float32, in per cent. {}"
 )
-BY_SCATTER = "± after a scheme: one standard deviation by {}."
+BY_SCATTER = "± after a scheme: one standard deviation by {}{}."
+OF_PERPLEXITY = "; after the perplexity: its standard error over the text"
 BY_SEEDS = "±: half of a 95 % interval over seeds; runs without it have one seed."
 FIGURE = (
     "Largest |x| of the residual stream and of the inputs of all projections during the training of each model, with "
@@ -207,7 +208,8 @@ def _under_schemes(rows: list[dict]) -> dict[tuple, dict[str, Value]]:
 
 
 def _schemes(table: pd.DataFrame) -> list[str]:
-    under = [name.removeprefix(UNDER) for name in table if name.startswith(UNDER) and not name.endswith("_deviation")]
+    bars = ("_deviation", "_error")
+    under = [name.removeprefix(UNDER) for name in table if name.startswith(UNDER) and not name.endswith(bars)]
     return [scheme for scheme in under if scheme != BASELINE]
 
 
@@ -227,8 +229,9 @@ def causes_table(models: pd.DataFrame) -> Table:
         behind = [reaches.get(f"{metric}_reach", value_of(alone, metric).bar) for metric in means]
         pairs = zip(columns, means.values(), behind, strict=True)
         cells.append([run, *(cell(column.form, level.value, scatter, column.unit) for column, level, scatter in pairs)])
-    over_text = any(name.endswith("_error") for name in models)
-    scatter = BY_SCATTER.format("text and rounding" if over_text else "rounding")
+    over_text = any(name.startswith(COST) and name.endswith("_error") for name in models)
+    of_perplexity = OF_PERPLEXITY * ("perplexity_error" in models)
+    scatter = BY_SCATTER.format("text and rounding" if over_text else "rounding", of_perplexity)
     caption = CAPTION.format(BY_SEEDS if several else scatter)
     return Table("causes", caption, ["run", *(column.header for column in columns)], cells, pd.DataFrame(data))
 

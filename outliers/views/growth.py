@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -50,7 +51,8 @@ def growth(rows: Rows, *, panel: str | None = None, ax: Axes | None = None) -> P
     """Draw the growth of outlier features in a model during training, by step.
 
     The panels show the largest values of each hidden state; the number of outlier features; the layers and positions
-    that the most common one affects (without one, the feature closest to the criterion); and perplexity.
+    that the most common one affects (without one, the feature closest to the criterion); and perplexity, with a band of
+    its standard error over the text.
 
     Example:
         >>> panels = outliers.plot.growth(outliers.frame("results/kept/growth"))
@@ -112,8 +114,11 @@ def _affected(axes: Axes, steps: pd.DataFrame) -> list[Line2D]:
 
 def _perplexity(axes: Axes, steps: pd.DataFrame) -> list[Line2D]:
     _plot(axes, steps, "perplexity", color=color_of("blue"))
+    value = steps["perplexity"]
+    factor = np.exp(steps.get("perplexity_error", 0.0) / value)
+    axes.fill_between(steps["step"], value / factor, value * factor, color=color_of("blue"), alpha=0.3, linewidth=0)
     axes.set(ylabel="perplexity", yscale="log")
-    log_axis(axes.yaxis, steps["perplexity"].min(), steps["perplexity"].max())
+    log_axis(axes.yaxis, (value / factor).min(), (value * factor).max())
     return []
 
 

@@ -38,6 +38,7 @@ GROWTH = (
     "largest |x| of each hidden state, number of outlier features, layers and positions affected by the most common "
     "one, and perplexity, during training."
 )
+BAND = " Shaded: the standard error of the perplexity over the text."
 GREY_POINTS = "Grey: the models of the paper, as published (Table 4)."
 
 
@@ -52,7 +53,8 @@ def emergence_section(rows: list[dict], _context: Context | None = None) -> Sect
 
 def _growth_drawing(model: str, rows: list[dict], number: int) -> Drawing:
     name = "growth" if number == 1 else f"growth-{number}"
-    return Drawing.of(name, f"{short_name(model)}: {GROWTH}", growth(rows))
+    band = BAND * any("standard_error" in row for row in rows)
+    return Drawing.of(name, f"{short_name(model)}: {GROWTH}{band}", growth(rows))
 
 
 @failures(Failures.APART)

@@ -113,11 +113,11 @@ def test_a_page_of_another_request_stays(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(("command", "option"), [("sweep", "--scheme"), ("measure", "--variant")])
-def test_a_lone_scheme_has_fp32_beside_it(command, option, monkeypatch, capsys, tmp_path):
+def test_schemes_have_fp32_beside_them(command, option, monkeypatch, capsys, tmp_path):
     """On a command line: from Python one gets what one asks for."""
-    asked = [*SMALL[:6], option, "absmax", "--out", tmp_path]
+    asked = [*SMALL[:6], option, "absmax", option, "absmax-row", "--out", tmp_path]
     assert call(monkeypatch, capsys, *asked, command=command)[0] == 0
-    assert [row.request["variant"] for row in read(tmp_path)] == ["fp32", "absmax"]
+    assert [row.request["variant"] for row in read(tmp_path)] == ["fp32", "absmax", "absmax-row"]
 
 
 def test_a_trace_stays_beside_those_of_other_requests(monkeypatch, capsys, tmp_path):

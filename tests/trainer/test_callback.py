@@ -112,7 +112,8 @@ def test_rows_are_those_of_the_model(ran):
     assert (rows[0]["weights_hash"], rows[-1]["weights_hash"]) == (first, weights_hash(trainer.model))
     assert {row["experiment"] for row in rows} == {"emergence"}
     last = {row["metric"]: row["value"] for row in rows if row["checkpoint"] == "step-6"}
-    assert last == outliers.watch(trainer.model, HELD_OUT)
+    (error,) = (row["standard_error"] for row in rows if row["checkpoint"] == "step-6" and "standard_error" in row)
+    assert last | {"perplexity_error": error} == outliers.watch(trainer.model, HELD_OUT)
 
 
 def test_rows_say_what_those_of_an_emergence_say(ran, tmp_path):

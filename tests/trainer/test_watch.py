@@ -61,6 +61,16 @@ def test_it_is_what_a_trace_and_the_perplexity_say():
     assert all(isinstance(value, (int, float)) for value in found.values())
 
 
+def test_the_perplexity_has_a_standard_error_over_the_blocks():
+    """By own float64 arithmetic, from the losses of transformers."""
+    model = small().eval()
+    perplexity, error = (outliers.watch(model, BLOCKS)[name] for name in ("perplexity", "perplexity_error"))
+    sums = [23 * model(block[None], labels=block[None]).loss.item() for block in BLOCKS]
+    apart = [total - sum(sums) / 3 for total in sums]
+    assert error == pytest.approx(perplexity * (3 / 2 * sum(one**2 for one in apart)) ** 0.5 / 69, rel=1e-4)
+    assert "perplexity_error" not in outliers.watch(model, BLOCKS[:1])
+
+
 def hooks_of(model: nn.Module) -> list:
     return [vars(module)[name] for module in model.modules() for name in vars(module) if "hooks" in name]
 
