@@ -5,8 +5,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from outliers.errors import UserError
-from outliers.models.anatomy import check_not_compiled, check_plain, projections
+from outliers.models.anatomy import check_not_compiled, check_plain, experts_of, projections
+from outliers.models.anatomy.experts import ExpertProjection, call_by_projection, restore
 from outliers.models.anatomy.weights import check_in_memory
 from outliers.models.attention import check_attention
 from outliers.quantization.attention import AttentionProducts, put_attention, take_attention_back
@@ -41,7 +41,11 @@ class TrainedConv1D(_Trained, Conv1D):
     """The `Conv1D` of GPT-2, trained in int8; its parameters and their names do not change."""
 
 
-KINDS = {nn.Linear: TrainedLinear, Conv1D: TrainedConv1D}
+class TrainedExpert(_Trained, ExpertProjection):
+    """A projection of one expert, trained in int8; its gradient is that of the parameter of all experts."""
+
+
+KINDS = {nn.Linear: TrainedLinear, Conv1D: TrainedConv1D, ExpertProjection: TrainedExpert}
 
 
 def train_int8(
@@ -61,7 +65,7 @@ def train_int8(
 
     Args:
         model: a causal language model with its weights, on any device.
-        ffn: whether the feed-forward projections are in int8.
+        ffn: whether the feed-forward projections, those of experts among them, are in int8.
         linear: whether the attention's projections q, k, v and output are in int8.
         attention: whether the products of queries with keys and of probabilities with values are in int8.
         decomposition, outlier_threshold, stochastic: see `outliers.quantization.products.Products`.
@@ -84,11 +88,8 @@ def train_int8(
     check_not_compiled(model)
     for projection in all_projections:
         check_plain(projection)
-        if projection.expert is not None:
-            raise UserError(
-                f"'{projection.path}' is of an expert, whose weights are stored with those of the others; expected a "
-                "model without experts for training in int8"
-            )
+    if ffn and experts_of(model):
+        model.called_before = call_by_projection(model)
     for module in {projection.module for projection in all_projections if projection.role in roles}:
         module.__class__, module.products = KINDS[type(module)], products
     if attention:
@@ -102,4 +103,5 @@ def _take_back(model: PreTrainedModel) -> None:
     for module in model.modules():
         if vars(module).pop("products", None):
             module.__class__ = back.get(type(module), type(module))
+    restore(vars(model).pop("called_before", ()))
     take_attention_back(model)

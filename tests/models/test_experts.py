@@ -11,7 +11,6 @@ from outliers import (
     UserError,
     calibrate,
     damage,
-    export,
     load_int8,
     load_model,
     load_quantized,
@@ -23,7 +22,6 @@ from outliers import (
     run,
     save_quantized,
     trace,
-    train_int8,
     variant,
 )
 from outliers.commands.ablate import Ablation
@@ -32,7 +30,6 @@ from outliers.models.anatomy.experts import BY_PROJECTION, call_by_projection
 from outliers.models.stream import stream_model
 from outliers.quantization.calibration import FEW
 from outliers.quantization.linear import QuantizedLinear
-from outliers.quantization.plans.plan import Plan
 from outliers.quantization.schemes import SCHEMES, get_scheme, in_groups
 from outliers.tracing.result import Trace
 from outliers.views.experts import drops_section, expert_drops
@@ -281,24 +278,6 @@ def test_what_is_taken_out_of_an_expert_is_as_if_its_weights_were_zero(case, blo
 def test_places_in_experts_that_are_not_there(text, said):
     with pytest.raises(UserError, match=said):
         variant(text).check(make_model("mixtral"))
-
-
-def test_a_plan_may_keep_single_experts_exact(blocks):
-    """Which no other library has a name for; where all experts are exact a plan can be written."""
-    model = make_model("mixtral")
-    experts = [part.path for part in projections(model) if part.expert is not None]
-    exact = ["model.layers.0.mlp.experts.2.down_proj", "model.layers.1.mlp.experts.0.gate_up_proj"]
-    found = Plan(model="mixtral", weights_hash=None, scheme="absmax-vector", exact=exact, projections=24)
-    assert found.exact == exact and len(experts) == 16
-    with pytest.raises(UserError, match=r"experts\.0\.gate_up_proj' is of an expert, and 'bitsandbytes' has"):
-        export(found, "bitsandbytes", model)
-    without = found.model_copy(update={"exact": experts})
-    assert export(without, "bitsandbytes", model)["llm_int8_skip_modules"] == ["lm_head"]
-
-
-def test_experts_do_not_train_in_int8():
-    with pytest.raises(UserError, match=r"experts\.0\.gate_up_proj' is of an expert"):
-        train_int8(make_model("mixtral"))
 
 
 def test_experts_of_a_copy_have_the_weights_of_the_copy(blocks):

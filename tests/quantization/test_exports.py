@@ -1,5 +1,6 @@
 """Exports of plans: each is read by its own library, applied to a model, and quantizes what the plan says."""
 
+import copy
 import importlib.util
 import json
 import math
@@ -18,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import outliers
 from outliers.errors import UserError
-from outliers.models.anatomy import projections
+from outliers.models.anatomy import experts_of, projections
 from outliers.quantization.plans.assigned import patterns
 from outliers.quantization.plans.exports import EXPORTS, export_text
 from outliers.variants.draw import drawn, scattered
@@ -143,6 +144,96 @@ def test_torchao_has_several_schemes(llama):
     kinds = {path: type(made.get_submodule(path).weight).__name__ for path in quantized(made)}
     expected = {path: "IntxUnpackedToInt8Tensor" for path in paths_of(llama) if path not in plan.exact}
     assert kinds == expected | dict.fromkeys(better, "Int8Tensor")
+
+
+# Experts
+
+
+def in_layers(paths):
+    """The names of these projections where experts have a linear layer for the gate and another one for up."""
+    halves = {path: [path.replace("gate_up_proj", half) for half in ("gate_proj", "up_proj")] for path in paths}
+    return sorted({name for path in paths for name in (halves[path] if ".experts." in path else [path])})
+
+
+def few_exact(model):
+    """Some projections of experts, and of the attention."""
+    return of_layers(model, "0.mlp.experts.2.gate_up_proj", "1.mlp.experts.0.down_proj", "0.self_attn.q_proj")
+
+
+@needs("compressed-tensors")
+def test_compressed_tensors_quantizes_linear_layers_of_experts():
+    model = mixture("qwen2_moe", hidden_size=64)
+    plan = plan_of(model, "w8a8", exact=few_exact(model), instead={"w4a8-g16": of_layers(model, "3.down_proj")})
+    exported = outliers.export(plan, "compressed-tensors", model)
+    for experts in experts_of(model).values():
+        for name in [*experts._parameters]:
+            delattr(experts, name)
+        for number in range(4):
+            into, out = nn.Linear(64, 16), nn.Linear(16, 64)
+            expert = {"gate_proj": into, "up_proj": copy.deepcopy(into), "down_proj": out}
+            experts.add_module(str(number), nn.ModuleDict(expert))
+    paths = paths_of(mixture("qwen2_moe", hidden_size=64))
+    made = APPLIED["compressed-tensors"](model, exported)
+    assert sorted(quantized(made)) == in_layers(set(paths) - set(plan.exact))
+    bits = {path for path in quantized(made) if made.get_submodule(path).quantization_scheme.weights.num_bits == 4}
+    assert sorted(bits) == plan.instead["w4a8-g16"]
+
+
+@NEEDS_LLM_COMPRESSOR
+@pytest.mark.nightly("outliers/quantization/plans/")
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "gpt_oss", "olmoe"])
+def test_llm_compressor_quantizes_experts_one_by_one(kind, tmp_path):
+    from llmcompressor import oneshot
+
+    model = mixture(kind, hidden_size=64)
+    plan = plan_of(model, "w8", exact=few_exact(model), instead={"w4-g16": of_layers(model, "experts.3.down_proj")})
+    (tmp_path / "recipe.yaml").write_text(export_text(plan, "llm-compressor", model))
+    model.save_pretrained(tmp_path)
+    made = oneshot(model=str(tmp_path), recipe=str(tmp_path / "recipe.yaml"), precision="float32")
+    assert sorted(quantized(made)) == in_layers(set(paths_of(model)) - set(plan.exact))
+
+
+@needs("torchao")
+@pytest.mark.parametrize("scheme", ["w8", "w8a8", "w8-g16"])
+def test_torchao_quantizes_the_parameters_of_experts(scheme):
+    model = mixture("mixtral", hidden_size=64)
+    into = of_layers(model, "gate_up_proj")
+    config = outliers.export(plan_of(model, scheme, exact=into), "torchao", model)
+    model.set_experts_implementation("eager")
+    made = APPLIED["torchao"](model, config)
+    names = [name for name, one in made.named_parameters() if ".experts." in name and type(one) is not nn.Parameter]
+    assert names == [f"model.layers.{layer}.mlp.experts.down_proj" for layer in range(2)]
+    expected, found = model(IDS).logits, made(IDS).logits
+    assert 0 < (found - expected).norm() < 0.2 * expected.norm()
+
+
+@needs("torchao")
+@pytest.mark.parametrize(
+    ("kind", "scheme", "exact", "said"),
+    [
+        ("mixtral", "w8", ["0.mlp.experts.2.down_proj"], "one parameter, 'model.layers.0.mlp.experts.down_proj'"),
+        ("mixtral", "absmax", [], "weights of three dimensions by this scheme"),
+        ("mixtral", "w4-g16", [], "weights of three dimensions by this scheme"),
+        ("gpt_oss", "w8", [], r"weights of \(inputs, outputs\)"),
+    ],
+)
+def test_experts_that_torchao_does_not_multiply_are_refused(kind, scheme, exact, said):
+    model = mixture(kind)
+    with pytest.raises(UserError, match=f"is of an expert, .*{said}; expected .* or format llm-compressor"):
+        outliers.export(plan_of(model, scheme, exact=of_layers(model, *exact) if exact else []), "torchao", model)
+
+
+@needs("bitsandbytes")
+def test_bitsandbytes_says_that_it_leaves_experts_exact():
+    model = mixture("qwen2_moe")
+    experts = [path for path in paths_of(model) if ".experts." in path]
+    with pytest.warns(UserWarning, match="bitsandbytes leaves all experts exact, 14 projections that the plan quant"):
+        arguments = outliers.export(plan_of(model, "llm.int8", exact=few_exact(model)), "bitsandbytes", model)
+    made = APPLIED["bitsandbytes"](model, arguments)
+    assert sorted(quantized(made)) == sorted(set(paths_of(model)) - {*experts, *few_exact(model)})
+    others = sorted(set(paths_of(model)) - set(experts))
+    with pytest.warns(UserWarning), pytest.raises(UserError, match="leaves every projection exact"):
+        outliers.export(plan_of(model, "llm.int8", exact=others), "bitsandbytes", model)
 
 
 @needs_shared

@@ -16,6 +16,7 @@ from outliers.models.anatomy import projections
 from outliers.quantization.products import Products, product
 from outliers.trainer.layers import FFN, KINDS, LINEAR, train_int8
 from tests.conftest import pairwise
+from tests.models.test_experts import made as mixture
 from tests.small_models import make_model
 
 
@@ -122,6 +123,36 @@ def test_a_model_in_int8_is_near_itself(case, dtype, attention, blocks):
     assert abs(losses[0] - losses[1]) < 0.02 * losses[0]
     want, found = (torch.cat([p.grad.float().flatten() for p in one.parameters()]) for one in (exact, model))
     assert 0 < torch.linalg.norm(found - want) < 0.1 * torch.linalg.norm(want)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss", "llama4_text"])
+def test_gradients_of_experts_are_their_definition(kind, blocks):
+    """Of rows that chose an expert, in the parameter of all; the model is called as before when all is undone."""
+    model = mixture(kind).double().requires_grad_()
+    if kind != "llama4_text":  # which is in no registry
+        model.set_experts_implementation("eager")
+    before, exact = model.config._experts_implementation, model(blocks).logits
+    train_int8(model, linear=False)
+    experts = {part.path: part for part in projections(model) if part.expert is not None}
+    seen = {}
+
+    def see(module, inputs, output):
+        output.register_hook(lambda gradient: seen.update({module: (inputs[0], gradient)}))
+
+    for part in experts.values():
+        part.module.register_forward_hook(see)
+    model(blocks, labels=blocks).loss.backward()
+    assert len(seen) > len(experts) // 2
+    for path, part in experts.items():
+        owner, number = model.get_submodule(path.rsplit(".", 2)[0]), part.expert
+        found = getattr(owner, path.rpartition(".")[2]).grad[number]
+        expected = np.zeros_like(part.module.weight.detach())
+        if part.module in seen:
+            x, gradient = (one.detach().numpy() for one in seen[part.module])
+            expected = by_definition(gradient.T, x.T, np.zeros(len(x), bool))
+        np.testing.assert_allclose(found.T if owner.is_transposed else found, expected, rtol=1e-9, atol=1e-15)
+    train_int8(model, ffn=False, linear=False)
+    assert model.config._experts_implementation == before and torch.equal(model(blocks).logits, exact)
 
 
 @pytest.mark.parametrize(("ffn", "linear"), [(True, False), (False, True), (True, True)])

@@ -2,8 +2,8 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -23,6 +23,14 @@ class Assigned:
     model: PreTrainedModel
     groups: list[tuple[object, list[Projection]]]
     exact: list[Projection]
+
+    def renamed(self, names: Callable[[Projection], Iterable[str]]) -> "Assigned":
+        """Return the same with each projection under the names that another library has for it, which may be none."""
+
+        def of(parts: list[Projection]) -> list[Projection]:
+            return [part._replace(path=path) for part in parts for path in names(part)]
+
+        return replace(self, groups=[(words, of(parts)) for words, parts in self.groups], exact=of(self.exact))
 
     @property
     def exact_paths(self) -> list[str]:
@@ -45,13 +53,19 @@ class Assigned:
 
 
 def patterns(paths: Iterable[str]) -> list[str]:
-    """Return paths as compressed-tensors matches them: one expression for paths that differ only in the number of
-    the layer."""
-    layers = defaultdict(list)
-    for path in paths:
-        before, number, after = re.fullmatch(r"(.*?)(?:(?<=\.)(\d+)(?=\.)(.*))?", path).groups()
-        layers[before, after].append(number)
+    """Return paths as compressed-tensors matches them: one expression for paths that differ only in the numbers of
+    the layer and the expert."""
+    split = [re.split(r"(?<=\.)(\d+)(?=\.)", path) for path in paths]  # numbers at odd places
+    for place in range(max(map(len, split), default=0) - 2, 0, -2):
+        alike = defaultdict(list)
+        for pieces in split:
+            alike[tuple(pieces[:place]), tuple(pieces[place + 1 :])].extend(pieces[place : place + 1])
+        split = [
+            [*before, *(["|".join(numbers)] if numbers else []), *after] for (before, after), numbers in alike.items()
+        ]
     return [
-        before if after is None else f"re:{re.escape(before)}({'|'.join(numbers)}){re.escape(after)}$"
-        for (before, after), numbers in layers.items()
+        pieces[0]
+        if len(pieces) == 1
+        else f"re:{''.join(f'({one})' if place % 2 else re.escape(one) for place, one in enumerate(pieces))}$"
+        for pieces in split
     ]

@@ -7,6 +7,7 @@ max/7.5).
 from outlier_kernels.formats import Quantizer
 from torch import nn
 
+from outliers.models.anatomy import Projection
 from outliers.quantization.plans.assigned import Assigned, patterns
 from outliers.quantization.schemes import Scheme
 
@@ -19,6 +20,7 @@ NUMBERS = {
 }
 STRATEGIES = {"tensor": "tensor", "row": "token", "column": "channel"}
 LINEAR = (nn.Linear,)
+FUSED = {"gate_up_proj": ("gate_proj", "up_proj")}  # by our name, the layers of an expert in llm-compressor
 
 
 def arguments_of(scheme: Scheme) -> dict | None:
@@ -34,6 +36,17 @@ def _arguments(quantizer: Quantizer, dynamic: bool) -> dict:
     group = {"strategy": "group", "group_size": quantizer.group}
     share = group if quantizer.group else {"strategy": STRATEGIES[quantizer.granularity]}
     return {**NUMBERS[quantizer.format], "symmetric": quantizer.symmetric, **share, "dynamic": dynamic}
+
+
+def apart(assigned: Assigned) -> Assigned:
+    """Name the projections of experts as the linear layers that llm-compressor makes of them before it quantizes."""
+
+    def names(part: Projection) -> list[str]:
+        of_expert, _, name = part.path.rpartition(".")
+        layers = (name,) if part.expert is None else FUSED.get(name, (name,))
+        return [f"{of_expert}.{layer}" for layer in layers]
+
+    return assigned.renamed(names)
 
 
 def config_of(assigned: Assigned) -> dict:

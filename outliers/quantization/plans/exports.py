@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,8 +29,8 @@ class Export(NamedTuple):
 
     file: name of an exported file. says: returns the format's expression of a scheme without remedies; None if it has
     none. write: exports a plan from these expressions. text: returns an exported plan as the content of a file. takes:
-    the layers that the library quantizes. package: the library, if the export consists of its objects. experts: whether
-    the library quantizes the experts of a mixture, whose weights are one tensor for all of a layer.
+    the layers that the library quantizes. package: the library, if the export consists of its objects. experts: names
+    the projections of experts as the library does.
     """
 
     file: str
@@ -37,7 +39,7 @@ class Export(NamedTuple):
     text: Callable[[object], str]
     takes: tuple[type[nn.Module], ...] = (nn.Linear, Conv1D)
     package: str | None = None
-    experts: bool = False
+    experts: Callable[[Assigned], Assigned] = lambda assigned: assigned
 
 
 def _as_json(exported: dict) -> str:
@@ -67,6 +69,19 @@ def _bits_and_bytes(assigned: Assigned) -> dict:
     return {"load_in_8bit": True, "llm_int8_threshold": threshold, "llm_int8_skip_modules": skipped}
 
 
+def _without_experts(assigned: Assigned) -> Assigned:
+    """Leave out experts, whose weights stand in one tensor for all of a layer, which bitsandbytes does not quantize."""
+    left = assigned.renamed(lambda part: [part.path] if part.expert is None else [])
+    count = sum(map(len, (parts for _, parts in assigned.groups))) - sum(map(len, (parts for _, parts in left.groups)))
+    if count:
+        warnings.warn(
+            f"bitsandbytes leaves all experts exact, {count} projections that the plan quantizes: it has no 8-bit "
+            "weights of three dimensions",
+            stacklevel=2,
+        )
+    return replace(left, groups=[group for group in left.groups if group[1]])
+
+
 #: Every format of an export by its name.
 EXPORTS = {
     "compressed-tensors": Export(
@@ -75,6 +90,7 @@ EXPORTS = {
         compressed_tensors.config_of,
         _as_json,
         takes=(nn.Linear,),
+        experts=compressed_tensors.apart,
     ),
     "llm-compressor": Export(
         "recipe.yaml",
@@ -82,12 +98,19 @@ EXPORTS = {
         compressed_tensors.recipe_of,
         partial(yaml.safe_dump, sort_keys=False, width=120),
         takes=(nn.Linear,),
+        experts=compressed_tensors.apart,
     ),
     "torchao": Export(
-        "torchao.json", torchao.config_of, torchao.by_name, torchao.as_json, takes=(nn.Linear,), package="torchao"
+        "torchao.json",
+        torchao.config_of,
+        torchao.by_name,
+        torchao.as_json,
+        takes=(nn.Linear,),
+        package="torchao",
+        experts=torchao.stacked,
     ),
-    "bitsandbytes": Export("bitsandbytes.json", _threshold, _bits_and_bytes, _as_json),
-    "llama-quantize": Export("tensor-types.txt", llama_quantize.type_of, llama_quantize.lines_of, str, experts=True),
+    "bitsandbytes": Export("bitsandbytes.json", _threshold, _bits_and_bytes, _as_json, experts=_without_experts),
+    "llama-quantize": Export("tensor-types.txt", llama_quantize.type_of, llama_quantize.lines_of, str),
 }
 
 
@@ -104,8 +127,10 @@ def export(plan: Plan, format: str, model: PreTrainedModel) -> Any:
 
     Raises:
         UserError: the format is unknown; the plan is of another model, or leaves all of it exact; the format cannot
-            express a scheme, several at once, or a plan for experts; its library does not quantize the layers of this
+            express a scheme, several at once, or that of an expert; its library does not quantize the layers of this
             architecture, or is needed and not installed.
+
+    Warns of experts that bitsandbytes leaves exact.
     """
     if format not in EXPORTS:
         raise unknown_name("format of an export", format, EXPORTS)
@@ -113,20 +138,17 @@ def export(plan: Plan, format: str, model: PreTrainedModel) -> Any:
     plan.check(part.path for part in parts)
     if way.package and importlib.util.find_spec(way.package) is None:
         raise UserError(f"format '{format}' needs the library {way.package}; expected it installed: pip install it")
-    parts = [part for part in parts if part.expert is None or way.experts or part.path not in plan.exact]
     for part in parts:
         check_plain(part)
-        if part.expert is not None and not way.experts:
-            raise UserError(
-                f"'{part.path}' is of an expert, and '{format}' has no name for it, as all experts of a layer are one "
-                "tensor; expected a plan that leaves experts exact, or format llama-quantize"
-            )
         if not isinstance(part.module, way.takes):
             raise UserError(
                 f"'{part.path}' is a {type(part.module).__name__}, and '{format}' quantizes "
                 f"{' and '.join(kind.__name__ for kind in way.takes)} alone; expected another format or model"
             )
-    return way.write(_assigned(plan, format, model, parts))
+    assigned = way.experts(_assigned(plan, format, model, parts))
+    if not assigned.groups:
+        raise UserError(f"the plan of '{plan.model}' leaves every projection exact; expected one under a scheme")
+    return way.write(assigned)
 
 
 def export_text(plan: Plan, format: str, model: PreTrainedModel) -> str:
@@ -144,8 +166,6 @@ def _assigned(plan: Plan, format: str, model: PreTrainedModel, parts: list[Proje
         under = others.get(part.path, scheme)
         kept = part.path in plan.exact or not under.quantizes
         (exact if kept else groups.setdefault(under, [])).append(part)
-    if not any(groups.values()):
-        raise UserError(f"the plan of '{plan.model}' leaves every projection exact; expected one under a scheme")
     return Assigned(model, [(_words(under, format), group) for under, group in groups.items() if group], exact)
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from outlier_kernels.formats import Quantizer
 
+from outliers.errors import UserError
+from outliers.models.anatomy import Projection
 from outliers.quantization.plans.assigned import Assigned
 from outliers.quantization.schemes import Scheme
 
@@ -45,6 +47,45 @@ def config_of(scheme: Scheme) -> "AOBaseConfig | None":
 def _numbers(quantizer: Quantizer | None) -> str | None:
     """Return a quantizer's format and kind of scale, without its granularity."""
     return quantizer and f"{quantizer.format} {'absmax' if quantizer.symmetric else 'zeropoint'}"
+
+
+def stacked(assigned: Assigned) -> Assigned:
+    """Name the projections of all experts of a layer as the one parameter that holds their weights.
+
+    torchao multiplies by one expert of such a parameter in `linear`, as transformers' experts function `eager` does.
+    Parameters without a name stay exact.
+
+    Raises:
+        UserError: a plan treats the experts of a layer differently, or torchao cannot multiply by them.
+    """
+    from torchao.quantization import IntxWeightOnlyConfig, PerTensor
+
+    under = {part.path: config for config, parts in assigned.groups for part in parts}
+    found: dict[str, AOBaseConfig | None] = {}
+
+    def names(part: Projection) -> list[str]:
+        if part.expert is None:
+            return [part.path]
+        owner, _, projection = part.path.rsplit(".", 2)
+        name, config = f"{owner}.{projection}", under.get(part.path)
+        if found.setdefault(name, config) != config:
+            raise UserError(
+                f"'{part.path}' is of an expert, and for torchao all experts of a layer are one parameter, '{name}'; "
+                "expected a plan that treats them alike, or format llm-compressor"
+            )
+        if config is None:
+            return []
+        *_, share = config.granularity if isinstance(config.granularity, list) else [config.granularity]
+        transposed = part.module.owner[0].is_transposed
+        if transposed or isinstance(config, IntxWeightOnlyConfig) or isinstance(share, PerTensor):
+            fault = "weights of (inputs, outputs)" if transposed else "weights of three dimensions by this scheme"
+            raise UserError(
+                f"'{part.path}' is of an expert, and torchao cannot multiply by {fault}; expected a plan that leaves "
+                "experts exact or has int8 weights by column or group there, or format llm-compressor"
+            )
+        return [name]
+
+    return assigned.renamed(names)
 
 
 def by_name(assigned: Assigned) -> "FqnToConfig":
