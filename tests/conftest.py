@@ -269,6 +269,20 @@ def lasting(rows: list[dict]) -> list[dict]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--since", metavar="COMMIT", help="of nightly tests those alone whose files changed since then")
     parser.addoption("--keep-times", action="store_true", help="write tests/slow.txt and tests/seconds.txt")
+    parser.addoption("--keep-views", action="store_true", help="write what views show into tests/views/kept")
+
+
+@pytest.fixture
+def as_kept(request) -> Callable[[str, str], None]:
+    """What compares a text with the file of a name in tests/views/kept, or writes it with --keep-views."""
+
+    def check(name: str, text: str) -> None:
+        file = ROOT / f"tests/views/kept/{name}.txt"
+        if request.config.getoption("keep_views"):
+            file.write_text(text, encoding="utf-8")
+        assert text.splitlines() == file.read_text("utf-8").splitlines()
+
+    return check
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
