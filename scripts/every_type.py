@@ -122,6 +122,7 @@ OWN = {  # of a type: what its default configuration lacks, or asks for
         "indexer_budget": 16,
         "indexer_compress_ratio": 4,
     },
+    "unlimited_ocr_text": {"num_key_value_heads": 4},  # its eager attention repeats no keys
     "xmod": {"default_language": "en_XX"},
     "zamba": {"layers_block_type": ["mamba", "hybrid"] * 2},
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "hybrid_layer_ids": [1, 3]},

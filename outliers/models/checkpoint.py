@@ -159,23 +159,24 @@ def _downloaded(source: Source, name: str) -> Path:
 
 def _by_own_names(
     stored: dict[str, Lazy], name: str, model: PreTrainedModel, how: Mxfp4Config | None
-) -> tuple[dict[str, Lazy], list[str]]:
-    """Rename tensors by transformers' rules for the architecture and its storage format; also return unused keys."""
+) -> tuple[dict[str, Lazy], dict[str, str]]:
+    """Rename tensors by transformers' rules for the architecture and its storage format; also return unused keys, each
+    with its new name."""
     with refusals(name):
         quantizer = how and AutoHfQuantizer.from_config(how, pre_quantized=True)
-    steps = get_model_conversion_mapping(model, renamed_keys(model.config), quantizer)
+    steps = [*renamed_keys(model.config), *get_model_conversion_mapping(model, hf_quantizer=quantizer)]
     renamings = [step for step in steps if isinstance(step, WeightRenaming)]
     converters = [step for step in steps if isinstance(step, WeightConverter)]
     converter_of = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     names = dict.fromkeys(model.state_dict(), 0)
-    tensors, parts, ignored = {}, defaultdict(list), []
+    tensors, parts, ignored = {}, defaultdict(list), {}
     for key, lazy in sorted(stored.items(), key=lambda item: dot_natural_key(item[0])):
         tensor_name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, names)
         if tensor_name not in names and key in names:
             tensor_name, pattern = key, None
         first = tensors.get(tensor_name) or (pattern is None and tensor_name in parts and parts[tensor_name][0][1])
         if tensor_name not in names:
-            ignored.append(key)
+            ignored[key] = tensor_name
         elif first:
             raise twice(name, lazy, first)
         elif pattern is None:
@@ -197,7 +198,7 @@ def _by_own_names(
     return tensors, ignored
 
 
-def _with_cause(error: UserError, ignored: list[str], model: PreTrainedModel) -> UserError:
+def _with_cause(error: UserError, ignored: Iterable[str], model: PreTrainedModel) -> UserError:
     """Add to an error on missing tensors why their names may differ."""
     own = model.state_dict().keys()
     for part, wrapped in WRAPPED.items():
@@ -314,7 +315,7 @@ def check_complete(stored: Iterable[str], model: PreTrainedModel, name: str, tor
         raise UserError(f"the checkpoint of '{name}' lacks {len(missing)} tensors ({first_of(missing)})")
 
 
-def _without_harmless(ignored: list[str], model: PreTrainedModel) -> list[str]:
+def _without_harmless(ignored: dict[str, str], model: PreTrainedModel) -> list[str]:
     patterns = [*HARMLESS, *(model._keys_to_ignore_on_load_unexpected or []), other_parts(model.config)]
     harmless = re.compile("|".join(f"({pattern})" for pattern in patterns))
-    return [key for key in ignored if not harmless.search(key)]
+    return [key for key, name in ignored.items() if not (harmless.search(key) or harmless.search(name))]

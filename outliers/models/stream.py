@@ -29,11 +29,14 @@ from outliers.models.anatomy import (
     ids_of,
     inputs_of,
     layers_of,
+    repeated,
     run_stack,
     shared_parts,
+    stack_module,
     stacks_of,
 )
 from outliers.models.anatomy.examples import Block
+from outliers.models.anatomy.turns import Turns
 from outliers.models.anatomy.weights import ACCELERATED
 from outliers.models.checkpoint import Checkpoint
 from outliers.models.hooks import FORWARD_HOOKS, hand_over_hooks
@@ -117,6 +120,11 @@ class Stream:
                     f"layer {layer.number} of '{name}' reads what layer {layer.anatomy.shares[-1]} has made, "
                     "beside the residual stream, which is gone when its turn comes; run it without --stream"
                 )
+        for path, count in repeated(layers_of(model)).items():
+            raise UserError(
+                f"layer '{path}' of '{name}' runs {count} times in a pass, and its weights would be read again each "
+                "time; run it without --stream"
+            )
         self.numbers = {layer.path: layer.number for layer in layers_of(model)}
         self.stored, self.absent = checkpoint.tensors, checkpoint.absent(model)
         parameters = {name for name, _ in model.named_parameters()}
@@ -357,11 +365,31 @@ def apart(model: PreTrainedModel) -> PreTrainedModel:
     """
     if is_streamed(model):
         return model
+    model = in_turns(model)
     shared, compiled = shared_parts(layers_of(model)), compiled_parts(model)
     if not compiled and not shared:
         return model
     # a copy of a module is not compiled
     return exchanged(model, {path: _twin(model.get_submodule(path)) for path in (*compiled, *shared) if path})
+
+
+def in_turns(model: PreTrainedModel, own_weights: bool = False) -> PreTrainedModel:
+    """Return a model in which a layer that runs several times in a pass has a module for each time, with the same
+    weights or its own; a model without such layers is returned itself."""
+    copied = copy.deepcopy if own_weights else _twin
+    turns = {
+        path: Turns(copied(model.get_submodule(path)) for _ in range(count))
+        for path, count in repeated(layers_of(model)).items()
+    }
+    if not turns:
+        return model
+    model = exchanged(model, turns)
+    for stack in stacks_of(model.config):
+        runs = stack_module(model, stack)
+        runs._forward_pre_hooks = copy.copy(runs._forward_pre_hooks)  # the hooks of the given model stay its own
+        for path in turns:
+            runs.register_forward_pre_hook(turns[path].calls)
+    return model
 
 
 def _twin(module: nn.Module) -> nn.Module:

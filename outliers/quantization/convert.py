@@ -32,7 +32,7 @@ from outliers.models.anatomy.experts import ExpertProjection, settle
 from outliers.models.anatomy.weights import device_of, shared_in_copies
 from outliers.models.attention import attentions, eager
 from outliers.models.hooks import check_hooks, hand_over_hooks
-from outliers.models.stream import apart
+from outliers.models.stream import apart, in_turns
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.magnitudes import Calibration, stored_weight
@@ -98,6 +98,7 @@ def quantize(
         check_kept(scheme)
     check_calibrated(scheme, calibration)
     calibration = calibration and calibration.under(scheme)
+    model = in_turns(model)
     left = skipped(model, skip, scheme, only)
     others = check_instead(model, scheme, left, instead)
     if keep == "int8":

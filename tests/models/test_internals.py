@@ -22,7 +22,8 @@ CALLED = {  # private function to the arguments that it is given
     "dot_natural_key": ["s"],
     "generate_merges": ["vocab", "vocab_scores", "skip_tokens"],
     "get_gguf_hf_weights_map": ["hf_model", "processor"],
-    "get_model_conversion_mapping": ["model", "key_mapping", "hf_quantizer"],
+    "get_checkpoint_conversion_mapping": ["model_type"],
+    "get_model_conversion_mapping": ["model", "hf_quantizer"],
     "is_env_variable_true": ["env_variable"],
     "rename_source_key": [
         *("source_key", "weight_renamings", "weight_converters", "base_model_prefix", "meta_state_dict")

@@ -18,7 +18,7 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutput
 from transformers.pytorch_utils import Conv1D
 
-from outliers import adopt, damage, hooks, load_model, perplexity, plant, quantize, trace
+from outliers import adopt, damage, hooks, load_model, perplexities, perplexity, plant, quantize, trace, variant
 from outliers.errors import UserError
 from outliers.models.anatomy import OWN, layers_of, projections
 from outliers.models.anatomy.found import _key
@@ -188,9 +188,62 @@ def test_heads_that_read_more_than_the_last_states_are_refused():
         perplexity(tiny("prophetnet", "encoder-decoder"), text_of("encoder-decoder"))
 
 
-def test_layers_in_pieces_are_refused():
-    with pytest.raises(UserError, match=r"in two lists, 'transformer\.attentions'"):
-        layers_of(tiny("xlm"))
+@pytest.mark.parametrize(("kind", "why"), [("xlm", r"in two lists, 'transformer\."), ("hrm_text", "run in turns")])
+def test_layers_in_pieces_are_refused(kind, why):
+    with pytest.raises(UserError, match=why):
+        layers_of(tiny(kind))
+
+
+def albert() -> tuple[nn.Module, nn.Module]:
+    """An ALBERT, and one with a layer of its own for each time that the first one calls its only layer."""
+    model = tiny("albert", "masked")
+    config = type(model.config).from_dict(model.config.to_dict() | {"num_hidden_groups": 4})
+    written_out = type(model)(config).eval()
+    groups = model.albert.encoder.albert_layer_groups
+    first = groups[0].state_dict()
+    written_out.load_state_dict(model.state_dict(), strict=False)
+    for group in written_out.albert.encoder.albert_layer_groups:
+        group.load_state_dict(first)
+    return model, written_out
+
+
+def test_a_layer_that_runs_several_times_is_several_layers():
+    """In a trace, under schemes and ablations of some layers, and in damage by layer."""
+    text, found = text_of("masked"), []
+    for model in albert():
+        statistics = trace(model, text).statistics
+        variants = ["zero(3@layers.2)", "absmax", "llm.int8", "zero(3@layers.0.q)"]
+        found.append(
+            (
+                {name: statistic.tolist() for name, statistic in statistics.items()},
+                perplexities(model, text, list(map(variant, variants))),
+                perplexity(quantize(model, "w4a4", only=["layers.1"]), text),
+                damage(model, text, "absmax", by=["error", "layer", "role"]).layers.to_dict("list"),
+                perplexity(plant(model, [3], 64.0), text),
+            )
+        )
+    assert found[0] == found[1]
+
+
+def test_the_calls_of_a_layer_are_counted_from_the_start_of_each_pass():
+    """Also behind a pass that an error has ended in its second layer."""
+    model, text = quantize(albert()[0], "absmax", only=["layers.0"]), text_of("masked")
+    expected = perplexity(model, text)
+    second = layers_of(model)[1].module
+    handle = second.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        perplexity(model, text)
+    handle.remove()
+    assert perplexity(model, text) == expected
+
+
+def test_a_layer_that_runs_several_times_is_neither_streamed_nor_given_hooks(tmp_path):
+    model = tiny("albert", "masked")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"layer 'albert.* runs 4 times in a pass"):
+        stream_model(str(tmp_path))
+    with pytest.raises(UserError, match="runs 4 times in a pass"), hooks(model, print):
+        pass
 
 
 def small(kind: str = "phi") -> nn.Module:
@@ -262,6 +315,7 @@ def test_the_text_part_of_a_model_that_takes_pictures(kind, tmp_path):
         ("emu3", "causal"),  # the checkpoint names its class
         ("moss_transcribe_diarize", "causal"),  # its text part has no head of its own
         ("qwen3_vl", "image-text"),  # transformers makes no text part alone
+        ("minimax_m3_vl", "image-text"),  # names that the rules of the whole model alone know
         ("qwen3_vl_moe", "image-text"),  # and its experts are split by their size
         ("switch_transformers", "encoder-decoder"),  # experts by name
         ("t5gemma2", "encoder-decoder"),  # keys of both stacks in one softmax

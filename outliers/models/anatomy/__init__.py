@@ -3,6 +3,7 @@
 import difflib
 import inspect
 import operator
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -12,7 +13,13 @@ import torch
 import transformers
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from transformers import CONFIG_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, PretrainedConfig, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    PretrainedConfig,
+    PreTrainedModel,
+    WeightConverter,
+)
 from transformers import __version__ as transformers_version
 from transformers.pytorch_utils import Conv1D
 
@@ -26,8 +33,13 @@ from outliers.models.anatomy.found import anatomy_found
 from outliers.models.anatomy.masked import MASKED
 from outliers.models.anatomy.row import Anatomy
 from outliers.models.anatomy.seq2seq import SEQ2SEQ
+from outliers.models.anatomy.turns import Turns
 from outliers.models.anatomy.vision import KINDS, VISION, vision_config
-from outliers.models.internals import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+from outliers.models.internals import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    WeightRenaming,
+    get_checkpoint_conversion_mapping,
+)
 from outliers.models.plugins import plugins
 
 FAMILIES = {family.name: family for family in (CAUSAL, MASKED, SEQ2SEQ, VISION)}
@@ -209,6 +221,7 @@ def part_config(config: PretrainedConfig) -> PretrainedConfig:
         return vision_config(config)
     part._commit_hash = getattr(config, "_commit_hash", None)
     whole = _class_named(config) or MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+    part.architectures = whole and [whole.__name__]
     if whole and whole._tied_weights_keys:  # whose head is its own, and not the text part's
         part.tie_word_embeddings = getattr(config, "tie_word_embeddings", False)
         used = inspect.unwrap(whole.forward).__code__.co_names
@@ -218,12 +231,18 @@ def part_config(config: PretrainedConfig) -> PretrainedConfig:
     return part
 
 
-def renamed_keys(config: PretrainedConfig) -> dict[str, str]:
-    """Return the names of a part's tensors in checkpoints: patterns and their replacements."""
-    family = family_of(config)
+def renamed_keys(config: PretrainedConfig) -> list[WeightRenaming | WeightConverter]:
+    """Return the rules by which names of tensors in checkpoints of whole models become those of the measured part."""
+    family, rules = family_of(config), TEXT_KEYS
     if family is VISION:
-        return TOWER_KEYS if hasattr(config, "vision_config") else {}
-    return {} if family is OWN else TEXT_KEYS
+        rules = TOWER_KEYS if hasattr(config, "vision_config") else {}
+    elif family is OWN:
+        rules = {}
+    whole, of_whole = next(iter(config.architectures or ()), ""), None
+    kind = getattr(getattr(transformers, whole, None), "config_class", None)
+    if kind is not type(config) and kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        of_whole = get_checkpoint_conversion_mapping(whole) or get_checkpoint_conversion_mapping(kind.model_type)
+    return [*(of_whole or ()), *(WeightRenaming(pattern, name) for pattern, name in rules.items())]
 
 
 def other_parts(config: PretrainedConfig) -> str:
@@ -300,7 +319,7 @@ def width_of(config: PretrainedConfig) -> int:
 
 def count_layers(config: PretrainedConfig) -> int:
     """Return the number of layers of all stacks together, by the configuration."""
-    return sum(kind is not None for stack in stacks_of(config) for kind in stack.kinds)
+    return sum(len(stack.turns) for stack in stacks_of(config))
 
 
 def count_experts(config: PretrainedConfig) -> int:
@@ -308,7 +327,7 @@ def count_experts(config: PretrainedConfig) -> int:
     count = 0
     for stack in stacks_of(config):
         kinds = stack.layer_kinds
-        for kind in (kinds[place] for place in stack.kinds if place is not None):
+        for kind in (kinds[stack.kinds[place]] for place in stack.turns):
             count += sum(name.startswith(f"{kind.experts}.") for name in kind.ffn_out)
     return count
 
@@ -343,23 +362,29 @@ def layers_of(model: PreTrainedModel) -> list[Layer]:
     of_stacks = [
         Layer(0, path, module, _of_kind(stack, place, path, module), number)
         for number, stack in enumerate(stacks)
-        for place, (path, module) in enumerate(_children(model, stack))
-        if stack.kinds[place] is not None
+        for place, path, module in _children(model, stack)
     ]
     return [layer._replace(number=number) for number, layer in enumerate(of_stacks)]
 
 
-def _children(model: PreTrainedModel, stack: Anatomy) -> list[tuple[str, nn.Module]]:
-    """Return the layers of a stack with their paths, a module in two places twice; raise UserError if it has more than
-    the configuration says."""
-    children = model.get_submodule(stack.layers)._modules
+def _children(model: PreTrainedModel, stack: Anatomy) -> Iterator[tuple[int, str, nn.Module]]:
+    """Yield the layers of a stack in the order in which they run, each with its place in the list and its path; raise
+    UserError if the list is longer than the configuration says."""
+    children = list(model.get_submodule(stack.layers)._modules.items())
     count = len(stack.kinds)
     if len(children) > count:  # some architectures run as many as the configuration says, the others all
         raise UserError(
             f"'{stack.layers}' has {len(children)} layers, and the configuration says {count}; expected no more than "
             "that: take out those that shall not run, or correct the configuration"
         )
-    return [(f"{stack.layers}.{name}", module) for name, module in children.items()]
+    before: Counter = Counter()
+    for place in (place for place in stack.turns if place < len(children)):
+        name, module = children[place]
+        path = f"{stack.layers}.{name}"
+        if isinstance(module, Turns):
+            path, module = f"{path}.{before[place]}", module._modules[str(before[place])]
+            before[place] += 1
+        yield place, path, module
 
 
 def _of_kind(stack: Anatomy, place: int, path: str, layer: nn.Module) -> Anatomy:
@@ -420,6 +445,11 @@ def shared_parts(layers: Iterable[Layer]) -> dict[str, str]:
     return shared
 
 
+def repeated(layers: Iterable[Layer]) -> dict[str, int]:
+    """Return the paths of layers whose module runs several times in a pass, and how often."""
+    return {path: count for path, count in Counter(layer.path for layer in layers).items() if count > 1}
+
+
 def compiled_parts(model: PreTrainedModel) -> list[str]:
     """Return the paths of the modules of a model that are compiled in place, by `module.compile()`.
 
@@ -440,7 +470,13 @@ def compiled_parts(model: PreTrainedModel) -> list[str]:
 
 def check_used_once(model: PreTrainedModel) -> None:
     """Raise UserError if one module is used as several layers of a model, or as several parts of layers."""
-    for path, first in shared_parts(layers_of(model)).items():
+    layers = layers_of(model)
+    for path, count in repeated(layers).items():
+        raise UserError(
+            f"layer '{path}' runs {count} times in a pass; expected a module for each layer (functions that pass "
+            "blocks through the model tell the uses apart)"
+        )
+    for path, first in shared_parts(layers).items():
         raise UserError(
             f"'{path}' is the same module as '{first}'; expected a module for each layer, as copy.deepcopy makes it "
             "(functions that pass blocks through the model tell the uses apart)"

@@ -266,7 +266,6 @@ class Kind:
         recurrent: whether something other than a softmax mixes positions.
         apart: other modules with weights, and the reason why they have no role.
         layers: the places of other layers whose states this one reads, beside the residual stream.
-        uses: how often the layer runs in a pass.
     """
 
     branches: tuple[Branch, ...] = ()
@@ -284,7 +283,6 @@ class Kind:
     recurrent: bool = False
     apart: tuple[tuple[str, str], ...] = ()
     layers: tuple[int, ...] = ()
-    uses: int = 1
 
 
 @dataclass(frozen=True)
@@ -294,6 +292,7 @@ class Stack:
     Attributes:
         layers: the path of their list.
         kinds: the kind of each layer; None for one that never runs.
+        turns: the places of the layers in the list, in the order in which they run.
         width: the number of features of the residual stream.
         module: the path of the innermost model that gets the inputs of the whole model and runs these layers.
         added: modules outside of the layers whose outputs are summed to the first layer's input.
@@ -305,6 +304,7 @@ class Stack:
 
     layers: str
     kinds: tuple[Kind | None, ...]
+    turns: tuple[int, ...]
     width: int
     module: str
     added: tuple[str, ...] = ()
@@ -397,8 +397,7 @@ class _Pass:
             return
         first, *others = states
         self.entered[path] += 1
-        if self.entered[path] == 1:
-            self.order.append(path)
+        self.order.append(path)
         self.widths[self.layers[path][0]] = first.shape[-1]
         # behind positions there may be several streams, as hyper-connections have them
         positions = max((axis for axis in range(first.ndim - 1) if first.shape[axis] in self.lengths), default=-2)
@@ -507,7 +506,7 @@ def find_stacks(model: nn.Module, inputs: Mapping[str, object]) -> list[Stack]:
     """
     seen = _Pass(model)
     seen.run(inputs)
-    counts = Counter(seen.layers[path][0] for path in seen.order)
+    counts = Counter(seen.layers[path][0] for path in dict.fromkeys(seen.order))
     if not counts:
         raise UserError("no layers were called; expected a list of layers that pass hidden states (tokens, features)")
     return [_stack(seen, top) for top in _main(seen, counts)]
@@ -521,6 +520,12 @@ def _main(seen: _Pass, counts: Counter) -> list[str]:
         reading = next(top for path, (top, _) in seen.layers.items() if crossed[0].startswith(f"{path}."))
         before = [top for top in dict.fromkeys(seen.layers[path][0] for path in seen.order) if top != reading]
         return [max(before, key=counts.get), reading] if before else [reading]
+    often = [top for top in counts if any(seen.entered[path] > 1 for path, (of, _) in seen.layers.items() if of == top)]
+    if longest in often and len(often) > 1:
+        raise UserError(
+            f"unknown architecture '{seen.model.config.model_type}': layers of {' and '.join(map(repr, often))} run in "
+            "turns; expected layers of a single list, in which each passes its output on to the next"
+        )
     return [longest]
 
 
@@ -539,11 +544,21 @@ def _stack(seen: _Pass, top: str) -> Stack:
         for path, (before, behind) in seen.norms.items()
         if behind and not seen._inside(path) and any(label.startswith(f"{STREAM}{top}.") for label in before)
     ]
+    turns = tuple(seen.layers[path][1] for path in seen.order if path in seen.left and seen.layers[path][0] == top)
     width, streams = seen.widths[top], seen.streams[top]
     if narrow := seen.wide().get(top):
         width, streams = narrow, width // narrow
     return Stack(
-        top, tuple(found), width, module, tuple(added), norms, tuple(seen.readers), streams, next(iter(last), None)
+        top,
+        tuple(found),
+        turns,
+        width,
+        module,
+        tuple(added),
+        norms,
+        tuple(seen.readers),
+        streams,
+        next(iter(last), None),
     )
 
 
@@ -685,7 +700,6 @@ class _Layer:
             convolved or sum(branch.mixes for branch in branches) > len(softmaxes),
             tuple(self._apart(branches)),
             self._other_layers(),
-            self.seen.entered[self.prefix[:-1]],
         )
 
     def _reading(self, norm: str) -> tuple[str, ...]:

@@ -227,7 +227,7 @@ def _anatomy(model: PreTrainedModel, found: Stack, **of_all: object) -> Anatomy:
         replace(_of_kind(model, kind, f"{found.layers}.{found.kinds.index(kind)}", found.layers), **of_all)
         for kind in kinds
     )
-    return replace(first, others=tuple(others), kinds=places)
+    return replace(first, others=tuple(others), kinds=places, turns=found.turns)
 
 
 def _has_padded_positions(model: PreTrainedModel, readers: tuple[str, ...]) -> bool:
@@ -283,7 +283,6 @@ def _of_kind(model: PreTrainedModel, kind: Kind, path: str, layers: str) -> Anat
         states=_states(dict(kind.inputs), of_layer, kind.routers),
         apart=apart,
         shares=kind.layers,
-        uses=kind.uses,
     )
     return _for_all(anatomy, number_of(layer.get_submodule(experts))) if experts else anatomy
 

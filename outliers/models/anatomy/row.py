@@ -48,12 +48,14 @@ class Anatomy:
         norms_behind: norms behind projections, each with the role of the projection.
         residual_scale: the field of the configuration that multiplies the outputs of sub-layers.
         router: projections that only choose or weigh the outputs of others.
-        kinds: for each layer of the stack, the place of its kind in `layer_kinds`; None for one that never runs.
+        kinds: for each module in the list of layers, the place of its kind in `layer_kinds`; None for one that never
+            runs.
+        turns: the places of the layers in the list, in the order in which they run. A module that runs several times is
+            several layers.
         states: the number of the hidden state that a projection reads, if it is not the first one of its role; and of
             the state of `ffn_in` that a router reads.
         apart: modules with weights but without a role, and the reason.
         shares: the places of other layers from which the layer reads more than the residual stream.
-        uses: how often the layer runs in a pass.
         width: the number of features of the residual stream.
         streams: the number of residual streams at each position, more than one with hyper-connections.
         last_norm: the path in the model of the norm that reads the last layer's output.
@@ -95,10 +97,10 @@ class Anatomy:
     ffn_mid: tuple[str, ...] = ()
     router: tuple[str, ...] = ()
     kinds: tuple[int | None, ...] = ()
+    turns: tuple[int, ...] = ()
     states: dict[str, int] = field(default_factory=dict)
     apart: dict[str, str] = field(default_factory=dict)
     shares: tuple[int, ...] = ()
-    uses: int = 1
     width: int = 0
     streams: int = 1
     last_norm: str | None = None

@@ -1,0 +1,31 @@
+"""Layers that run several times in a pass with the same weights, as ALBERT's do."""
+
+from collections.abc import Iterable
+from threading import get_ident
+
+from torch import nn
+
+
+class Calls(dict[int, int]):
+    """The number of the next call in each thread; a hook on the model in front of which it starts again."""
+
+    independent = True
+
+    def __call__(self, _module: nn.Module, _inputs: tuple) -> None:
+        self.pop(get_ident(), None)
+
+
+class Turns(nn.Module):
+    """A module for each of the calls in a pass, in the place of one that is called several times."""
+
+    def __init__(self, modules: Iterable[nn.Module]):
+        super().__init__()
+        self.calls = Calls()
+        for number, module in enumerate(modules):
+            self.add_module(str(number), module)
+
+    def forward(self, *arguments, **keywords) -> object:
+        thread = get_ident()
+        turn = self.calls.get(thread, 0)
+        self.calls[thread] = (turn + 1) % len(self._modules)
+        return self._modules[str(turn)](*arguments, **keywords)
