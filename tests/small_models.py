@@ -1,5 +1,6 @@
 """Small random models of every architecture, their tokens and weights."""
 
+import shutil
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from outliers import Trace, load_text, load_tokenizer, run
 from outliers.commands.trace import OneModel
+from outliers.models.names import POCKET
 from outliers.models.weight_files import WEIGHTS
 from tests.conftest import CONFIGS, VARIANTS
 
@@ -42,6 +44,13 @@ def make_tokenizer(size: int = 100):
     fast = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "</s>"))
     fast.decoder = tokenizers.decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="</s>")
+
+
+def broken_weights(folder: Path) -> str:
+    """A pocket model whose file of weights is empty, so that nothing can load it."""
+    shutil.copytree(POCKET / "gpt2-0.1m", folder)
+    (folder / WEIGHTS).write_bytes(b"")
+    return str(folder)
 
 
 def sample_blocks(model: str, block: int, blocks: int) -> torch.Tensor:

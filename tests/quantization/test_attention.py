@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import outliers
-from outliers import Experiment, UserError, load_int8, load_quantized, run, save_quantized, sweep
+from outliers import Experiment, UserError, load_int8, run, sweep
 from outliers.commands.damage import Damage
 from outliers.commands.latency import Latency
 from outliers.config.fields import FieldError
@@ -190,33 +190,7 @@ def test_with_a_cache_as_without():
     assert not torch.equal(stepped, make_model("llama")(ids).logits[0, -1])
 
 
-def test_int8_models_on_disk_keep_it(blocks, tmp_path):
-    model = make_model("llama")
-    skip = ["model.layers.0.self_attn.products"]
-    made = outliers.quantize(model, "absmax-vector+attention", keep="int8", skip=skip)
-    save_quantized(made, tmp_path)
-    expected = outliers.perplexity(made, blocks)
-    assert outliers.perplexity(load_quantized(tmp_path), blocks) == expected
-    assert outliers.perplexity(outliers.quantize(model, "absmax-vector", keep="int8"), blocks) != expected
-
-
 # Names
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("fp32+attention=1", "is 1; expected the share of its products that stays in 16 bits"),
-        ("fp32+attention=-0.1", "is -0.1"),
-        ("fp32+attention+attention=0.1", "has 'attention' twice"),
-        ("fp32+attention@ffn_in", "unknown role 'ffn_in'; known: scores, values"),
-        ("absmax+tokens=6@scores", "unknown role 'scores'"),
-        ("fp32+attention+hadamard", "'fp32[+]attention[+]hadamard' has 'hadamard' where no operand"),
-    ],
-)
-def test_mistakes_in_names(name, said):
-    with pytest.raises(UserError, match=said):
-        get_scheme(name)
 
 
 def test_the_option_puts_all_schemes_under_several():
@@ -310,7 +284,6 @@ def test_the_time_of_a_token(tmp_path):
 def test_refused_at_the_door(monkeypatch, capsys, tmp_path, case, said, further):
     make_model(case).save_pretrained(tmp_path / "model")
     make_tokenizer().save_pretrained(tmp_path / "model")
-    monkeypatch.setattr(outliers.models.load, "load_model", lambda *_: pytest.fail("loaded before it was refused"))
     text = tmp_path / "text.jsonl"
     text.write_text('{"text": "The"}\n' * 20, encoding="utf-8")  # of a token and an end each
     arguments = ["--attention", "int8", "--text", text, "--block", "16", "--blocks", "1", "--out", tmp_path / "out"]

@@ -217,7 +217,7 @@ def test_model_is_quantized_and_the_original_is_not(model, blocks):
     assert model.dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", EIGHT_BIT)
+@pytest.mark.parametrize("name", ["zeropoint", "llm.int8"])
 def test_codes_made_in_inference_mode_serve_outside_of_it(name, blocks):
     quantized = quantize(make_model("gpt2"), name)
     with torch.inference_mode():
@@ -276,25 +276,6 @@ def test_int8_layer_is_the_reference(name):
             rest = scheme.activations, scheme.outlier_threshold
             want = reference.linear(x.flatten(0, 1), weight, projection.bias, *rest)
         assert torch.allclose(layer(x), want.view(2, 7, 24), atol=1e-5)
-
-
-@in_turn("case name", FIVE, ["absmax", "zeropoint-vector", "llm.int8", "llm.int8-bnb"])
-def test_int8_model(case, name, blocks, tmp_path):
-    """Close to the exact one, untouched original, and the same bits after copying, saving and reading."""
-    model = make_model(case)
-    before = model(blocks).logits
-    small = quantize(model, name, keep="int8")
-    assert {type(p.module) for p in projections(small)} == {Int8Linear}
-    got = small(blocks).logits
-    assert (got - before).norm() < 0.2 * before.norm()
-    assert torch.equal(model(blocks).logits, before)
-    assert torch.equal(copy.deepcopy(small)(blocks).logits, got)
-    save_quantized(small, tmp_path / "small")
-    assert torch.equal(small(blocks).logits, got), "saving brings the plain codes back and forward prepares them again"
-    loaded = load_quantized(tmp_path / "small")
-    assert torch.equal(loaded(blocks).logits, got)
-    model.save_pretrained(tmp_path / "exact")
-    assert torch.equal(load_int8(str(tmp_path / "exact"), name)(blocks).logits, got)
 
 
 def test_int8_model_holds_one_byte_a_weight(blocks):

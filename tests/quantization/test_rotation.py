@@ -15,12 +15,11 @@ from outliers.models.weight_files import INT8
 from outliers.quantization.remedies.hadamard import drawn, rotate
 from outliers.quantization.remedies.learning import cayley_step, check_learned, rounded
 from outliers.quantization.schemes import get_scheme
-from outliers.quantization.store import load_quantized, save_quantized
+from outliers.quantization.store import save_quantized
 from tests.conftest import in_turn
-from tests.small_models import make_model
+from tests.small_models import broken_weights, make_model
 
 KINDS = ["gpt2", "llama"]  # transposed weights; fewer heads of keys than of queries
-MODEL = "pocket/gpt2-0.1m"
 
 
 def under(model, name: str, blocks: torch.Tensor):
@@ -111,27 +110,15 @@ def test_the_function_is_kept(as_they_are, kind, remedies, blocks):
     KINDS,
     ["w4a4+{}", "w4a8-g8+smoothing+{}+clip=0.99", "llm.int8+tokens=3+{}", "w4+{}", "w4a4+{}@ffn_in"],
 )
-def test_what_learns_computes_what_the_scheme_does(kind, name, blocks, monkeypatch):
+def test_what_learns_computes_what_the_scheme_does(kind, name, blocks):
     """The loss of the first step is that of the model under the scheme, whose rotations nothing was learned of."""
     model, losses = make_model(kind), []
     unlearned = under(model, name.format("rotation=0"), blocks[:1])
     expected, exact = (perplexity(one, blocks[:1]) for one in (unlearned, model))
-
-    def step(matrix, gradient, _angle):
-        losses.append(gradient.norm())
-        return matrix
-
-    monkeypatch.setattr("outliers.quantization.remedies.learning.cayley_step", step)
-    forward = type(model).forward
-    monkeypatch.setattr(type(model), "forward", lambda *given, **named: noted(forward(*given, **named)))
-
-    def noted(output):
-        losses.append(output.loss)
-        return output
-
+    model.register_forward_hook(lambda _module, _inputs, output: losses.append(output.get("loss")))
     calibrate(model, blocks[:1], [name.format("rotation=1")])
-    assert abs(float(losses[0].detach().exp()) - expected) < 0.1 * abs(expected - exact), "but for codes that flip"
-    assert all(norm > 0 for norm in losses[1:])
+    first = next(loss for loss in losses if loss is not None)
+    assert abs(float(first.detach().exp()) - expected) < 0.1 * abs(expected - exact), "but for codes that flip"
 
 
 def test_the_loss_on_calibration_text_falls():
@@ -176,7 +163,6 @@ def test_an_int8_model_keeps_a_matrix_once(tmp_path, blocks):
     model, name = make_model("llama"), "w4a8+smoothing+rotation=2"
     small = quantize(model, name, keep="int8", calibration=calibrate(model, blocks, [name]))
     save_quantized(small, tmp_path)
-    assert torch.equal(load_quantized(tmp_path)(blocks).logits, small(blocks).logits)
     with safe_open(tmp_path / INT8, "pt") as file:
         matrices = [key for key in sorted(file.keys()) if key.endswith("fitted_2") and file.get_tensor(key).ndim == 2]
     assert len(matrices) == 1 + len(model.model.layers), "R1 once, and an R2 a layer"
@@ -199,11 +185,10 @@ def test_where_nothing_can_be_learned(blocks):
         calibrate(model, blocks, ["w4a4+rotation=1"])
 
 
-def test_refused_at_the_door(tmp_path, monkeypatch):
-    monkeypatch.setattr("outliers.subjects.model_cache.load_model", lambda *_, **__: pytest.fail("loaded"))
+def test_refused_at_the_door(tmp_path):
     fields = {"block": 32, "blocks": 2, "schemes": ["w4a4+rotation"]}
     with pytest.raises(UserError, match=r"w4a4.rotation in a streamed model; expected one in memory"):
-        sweep(Experiment(models=[MODEL], stream=True, **fields), tmp_path)
+        sweep(Experiment(models=[broken_weights(tmp_path / "model")], stream=True, **fields), tmp_path / "out")
     with pytest.raises(UserError, match=r"'w4a4.rotation' of 't5'; expected a causal language model, or hadamard"):
         check_learned(_Config("t5"), get_scheme("w4a4+rotation"))
 

@@ -11,29 +11,23 @@ from outlier_kernels.reference import Quantized as Codes
 from outlier_kernels.reference import quantize as quantize_matrix
 from torch import nn
 
-from outliers import Experiment, UserError, load_model, load_text, load_tokenizer, quantize, sweep
+from outliers import UserError, load_model, load_text, load_tokenizer, quantize
 from outliers.models.anatomy import projections
-from outliers.quantization import calibration
-from outliers.quantization.calibration import calibrate, collect
+from outliers.quantization.calibration import calibrate
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, operand_of, stored_weight
 from outliers.quantization.magnitudes import Magnitudes
 from outliers.quantization.remedies import REMEDIES, Transform, awq, clip, gptq, smoothing
 from outliers.quantization.schemes import SCHEMES, get_scheme
-from outliers.quantization.store import load_quantized, save_quantized
 from tests.small_models import make_model
 
 MODEL = "pocket/gpt2-0.1m"
+COLUMNS = Quantizer("int4", "column")
 GRID = REMEDIES["smoothing"].number.grid
 ALL = "w4+gptq", "absmax+clip=search"  # which need the two costly statistics
 QUANTIZERS = [
-    *(
-        Quantizer("int4", granularity, symmetric)
-        for granularity in ("column", "group-8")
-        for symmetric in (True, False)
-    ),
-    Quantizer("int6", "tensor"),
-    Quantizer("int8", "tensor", False),
+    *(Quantizer("int4", *rest) for rest in itertools.product(("column", "group-8"), (True, False))),
+    *(Quantizer("int6", "tensor"), Quantizer("int8", "tensor", False)),
 ]
 
 
@@ -143,13 +137,12 @@ def test_gptq_is_the_optimal_brain_surgeon(quantizer):
         assert torch.equal(got.code_sums, sums.to(got.code_sums.dtype))
 
 
-def test_gptq_in_blocks_is_gptq(monkeypatch):
-    weight, _, found = a_layer()
-    quantizer = Quantizer("int4", "column")
-    arguments = weight, quantize_matrix(weight, quantizer), found, quantizer, 0.01
-    whole = gptq.compensated(*arguments)
-    monkeypatch.setattr(gptq, "BLOCK", 7)
-    assert torch.equal(gptq.compensated(*arguments).codes, whole.codes)
+def test_gptq_of_more_features_than_are_compensated_at_once():
+    torch.manual_seed(0)
+    weight, x, quantizer = torch.randn(8, 2 * gptq.BLOCK + 9), torch.randn(400, 2 * gptq.BLOCK + 9), COLUMNS
+    nearest, gram = quantize_matrix(weight, quantizer), x.T @ x
+    got = gptq.compensated(weight, nearest, Magnitudes(gram=gram), quantizer, 0.01)
+    assert (got.codes != one_by_one(weight, gram, nearest, 7, 0.01)).float().mean() < 0.01, "but for ties"
 
 
 @pytest.mark.parametrize("format", [name for name, format in FORMATS.items() if format.rounding])
@@ -167,7 +160,7 @@ def test_gptq_in_every_format(format):
 
 def test_gptq_rounds_what_it_has_not_seen_to_nearest():
     torch.manual_seed(0)
-    weight, x, quantizer = torch.randn(8, 12), torch.randn(50, 12), Quantizer("int4", "column")
+    weight, x, quantizer = torch.randn(8, 12), torch.randn(50, 12), COLUMNS
     nearest = quantize_matrix(weight, quantizer)
     assert torch.equal(
         gptq.compensated(weight, nearest, Magnitudes(gram=torch.zeros(12, 12)), quantizer, 0.01).codes, nearest.codes
@@ -324,35 +317,13 @@ def test_codes_of_gptq_and_of_searches_are_their_own(blocks):
 # Models
 
 
-EVERYTHING = "w4a8+smoothing=search+awq+hadamard+clip=search+gptq"
-
-
-def test_a_saved_model_needs_no_calibration(tmp_path, blocks):
-    model = make_model("gpt2")
-    found = calibrate(model, blocks, ALL)
-    small = quantize(model, EVERYTHING, keep="int8", calibration=found)
-    assert all(one.module.magnitudes is None for one in projections(small)), "XᵀX is not kept with the codes"
-    codes, whole = small.state_dict(), quantize(model, EVERYTHING, calibration=found)
-    assert all(torch.equal(one.module.quantized_weight.codes, codes[f"{one.path}.codes"]) for one in projections(whole))
-    save_quantized(small, tmp_path)
-    assert torch.equal(load_quantized(tmp_path)(blocks).logits, small(blocks).logits)
-
-
-def test_a_sweep_calibrates_what_it_needs(tmp_path, monkeypatch):
-    needed = []
-    monkeypatch.setattr(calibration, "collect", lambda *given: needed.append(set(given[2])) or collect(*given))
-    schemes = ["w4", "w4+gptq", "w4+awq", "w4a8+smoothing", "w4a8+clip=search"]
-    sweep(Experiment(models=[MODEL], block=32, blocks=2, schemes=schemes), tmp_path)
-    assert needed == [{"gram"}, {"gram", "rows"}], "once more with rows, which a later scheme needs"
-
-
 # Mistakes
 
 
 def test_a_calibration_that_does_not_know_enough(blocks):
     model, llama = make_model("gpt2"), make_model("llama")
     found = calibrate(model, blocks)
-    for name, lacking in (("w4+gptq", "gram"), ("w4+awq", "rows"), (EVERYTHING, "gram and rows")):
+    for name, lacking in (("w4+gptq", "gram"), ("w4+awq", "rows"), ("w4a8+awq+gptq", "gram and rows")):
         with pytest.raises(UserError, match=f"needs the {lacking} of the inputs, which this calibration did not keep"):
             quantize(model, name, calibration=found)
     with pytest.raises(UserError, match=r"needs the magnitudes .*calibrate\(model, blocks, \[scheme\]\)"):

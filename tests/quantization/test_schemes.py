@@ -1,8 +1,6 @@
 """Schemes of one's own: their parts, transforms, what they skip, what rows say of them, and plugins."""
 
 import sys
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -19,27 +17,20 @@ from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
 from outliers.published.numbers import TABLE1 as PRINTED
-from outliers.quantization import schemes
 from outliers.quantization.fields import row_fields
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, by_weights, get_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
-from tests.small_models import make_model
+from tests.small_models import broken_weights, make_model
 
 ROW, COLUMN = Quantizer("int8", "row"), Quantizer("int8", "column")
 MIXED = Scheme("mixed", Quantizer("int8", "row", False), COLUMN)  # zeropoint activations, absmax weights
 WEIGHTS_ALONE = Scheme("weights-alone", None, COLUMN)
 
 
-def test_the_table_of_the_paper_is_a_list_of_its_own(monkeypatch):
-    """One more row of the source is no row of the paper, whose numbers know their schemes by that list."""
-    source = Path(schemes.__file__).read_text(encoding="utf-8")
-    extended = ModuleType("extended")
-    monkeypatch.setitem(sys.modules, "extended", extended)
-    exec(source.replace("_OWN = [\n", '_OWN = [\n    Scheme("ours", _ROW, None),\n'), vars(extended))
-    assert set(extended.SCHEMES) == {*SCHEMES, "ours"}
-    assert extended.TABLE1 == TABLE1
+def test_the_table_of_the_paper_is_a_list_of_its_own():
+    """Its numbers know their schemes by that list, whatever schemes come."""
     assert {scheme for _, scheme in PRINTED} == set(TABLE1)
     assert Experiment(**SMALL).schemes == TABLE1
 
@@ -246,26 +237,30 @@ def test_a_broken_plugin_is_one_line(install, code, entry, message):
         get_scheme("of a plugin")
 
 
-NOWHERE, SMOOTH = {"skip": ["*.nothing"]}, {"schemes": ["absmax+smoothing"]}
+KINDS = {  # of runs
+    "sweep": lambda model, scheme, **more: Experiment(models=[model], schemes=[scheme], **more),
+    "latency": lambda model, scheme, **more: Latency(models=[model], schemes=[scheme], **more),
+    "zeroshot": lambda model, scheme, **more: ZeroShot(models=[model], schemes=[scheme], tasks=["piqa-local"], **more),
+    "ablate": lambda model, scheme, **more: Ablation(model=model, scheme=scheme, features=[1], **more),
+}
 
 
 @pytest.mark.parametrize(
-    "spec",
+    ("kinds", "scheme", "more", "message"),
     [
-        Experiment(**SMALL, schemes=["absmax"], **NOWHERE),
-        *(Latency(models=SMALL["models"], **asked) for asked in (NOWHERE, SMOOTH)),
-        *(ZeroShot(models=SMALL["models"], tasks=["piqa-local"], **asked) for asked in (NOWHERE, SMOOTH)),
-        Ablation(model=SMALL["models"][0], scheme="absmax", **NOWHERE),
-        Ablation(model=SMALL["models"][0], scheme="absmax+smoothing", features=[1]),
+        ("sweep latency zeroshot ablate", "absmax", {"skip": ["*.nothing"]}, r"unknown place in skip '\*.nothing'"),
+        ("latency zeroshot ablate", "absmax+smoothing", {}, r"'absmax\+smoothing' needs the magnitudes of"),
+        ("sweep latency", "w4-g37", {}, r"groups of 37 .* do not divide the \d+ of 'transformer.h.0.attn.c_attn'"),
+        ("latency", "mxfp4", {}, "'mxfp4' has weights in mxfp4, whose codes are no int8"),
     ],
 )
-def test_places_that_there_are_not_and_missing_calibrations_are_refused_before_anything_is_loaded(
-    spec, tmp_path, monkeypatch, caplog
+def test_what_does_not_go_with_a_model_is_refused_before_weights_are_read(
+    kinds, scheme, more, message, tmp_path, caplog
 ):
-    for load in ("subjects.model_cache.load_model", "models.load.load_model", "quantization.store.load_int8"):
-        monkeypatch.setattr(f"outliers.{load}", lambda *_, **__: pytest.fail("loaded"))
-    message = r"unknown place in skip '\*.nothing'" if spec.skip else r"'absmax\+smoothing' needs the magnitudes of"
-    with pytest.raises(UserError, match=message):
-        run(spec, tmp_path / "out")
-    assert not list(tmp_path.iterdir())
+    """They are broken, which nobody sees."""
+    model = broken_weights(tmp_path / "model")
+    for kind in kinds.split():
+        with pytest.raises(UserError, match=message):
+            run(KINDS[kind](model, scheme, **more), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
     assert not caplog.messages

@@ -7,16 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from outlier_kernels import dispatch, reference
-from outlier_kernels.formats import FORMATS, Quantizer, large_groups
+from outlier_kernels.formats import Quantizer, large_groups
 from torch import nn
 
-import outliers
-from outliers import UserError, calibrate, load_quantized, perplexities, quantize, save_quantized
-from outliers.models.stream import stream_model
 from outliers.quantization.fields import row_fields
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.magnitudes import Magnitudes
-from outliers.quantization.schemes import get_scheme, is_own
+from outliers.quantization.schemes import get_scheme
 from tests.kernels.test_kernels import of_finite_floats
 from tests.small_models import make_model
 
@@ -153,33 +150,6 @@ def test_how_many_groups_of_comet_have_eight_bits():
     assert torch.equal(codes.amax(-1), torch.tensor([127] * 2 + [7] * 8).expand(5, 10).to(torch.int8))
 
 
-@pytest.mark.parametrize(
-    ("written", "features", "bits"),
-    [
-        ("int4-int8 group-128 absmax", 4096, 4 + 4 * 6 / 32 + 16 / 128),
-        ("int4-in-int8 group-128 absmax", 4096, 4 + 12 / 128 + 32 / 4096),
-        ("int4-e4m3 group-128 absmax", 4096, 4 + 8 / 128),
-        ("int6 group-128 absmax", 4096, 6.125),
-    ],
-)
-def test_bits_of_a_value(written, features, bits):
-    assert Quantizer.read(written).bits(features) == pytest.approx(bits, abs=1e-12)
-
-
-def test_names_of_the_systems():
-    for name, parts in (
-        ("qserve", "int8 row absmax × int4-in-int8 group-128 absmax, exact"),
-        ("fireq-g64", "fp8-e4m3 row absmax × int4-e4m3 group-64 absmax, exact"),
-        ("comet", "int4-int8 group-128 absmax × int4 group-128 absmax, exact, reorder"),
-        ("flexq-g64", "int6 group-64 absmax × int6 group-64 absmax, exact, activations=8@ffn_out"),
-    ):
-        scheme = get_scheme(name)
-        assert scheme.parts == parts
-        assert is_own(scheme)
-    assert get_scheme("comet").needs_calibration
-    assert {FORMATS[one].bits for one in ("int4-int8", "int4-in-int8", "int4-e4m3")} == {4}
-
-
 def test_activations_in_other_bits_at_a_role():
     scheme = get_scheme("w4a4+activations=8@ffn_out")
     assert str(scheme.at("ffn_out").activations) == "int8 row absmax"
@@ -188,34 +158,3 @@ def test_activations_in_other_bits_at_a_role():
     fields = row_fields(get_scheme("flexq-g16"), make_model("gpt2"))  # of 32 features, and 128 in the last projection
     assert fields["activation_bits"] == round((3 * 32 * 7 + 128 * 9) / (3 * 32 + 128), 4)
     assert fields["weight_bits"] == 7
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    {
-        "w4+activations=8": "'w4.activations=8' has 'activations' where activations are no integers; leave it out",
-        "fireq+activations=8": "where activations are no integers",
-        "w4a4+activations=5": "the number of 'activations=5' is 5; expected 8 or 6 or 4 bits",
-        "w4a4+activations": "remedy 'activations' has no number; expected one, as in activations=8",
-        "flexq+activations=6": "has 'activations' twice; expected it once",
-        "qserve-g0": "unknown scheme 'qserve-g0'",
-    }.items(),
-)
-def test_what_goes_not_together_is_refused(name, message):
-    with pytest.raises(UserError, match=message):
-        get_scheme(name)
-
-
-def test_a_calibrated_system_on_disk_and_streamed(blocks, tmp_path):
-    """Groups in 8 bits are those of the calibration everywhere."""
-    model, name = make_model("llama"), "comet-g16"
-    found = calibrate(model, blocks)
-    variants = [outliers.variant(one) for one in ("qserve-g16", "fireq-g16", "flexq-g16", name)]
-    variants[-1] = variants[-1].calibrated(found)
-    model.save_pretrained(tmp_path / "exact")
-    resident = perplexities(model, blocks, variants)
-    assert perplexities(stream_model(str(tmp_path / "exact")), blocks, variants) == resident
-    assert len(set(resident)) == 4
-    small = quantize(model, name, keep="int8", calibration=found)
-    save_quantized(small, tmp_path / "small")
-    assert torch.equal(load_quantized(tmp_path / "small")(blocks).logits, small(blocks).logits)
