@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from outlier_kernels.cpu import has_int8_units
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from outliers import Trace, load_text, load_tokenizer, run
+from outliers import SCHEMES, Scheme, Trace, Transform, load_text, load_tokenizer, run
 from outliers.commands.trace import OneModel
 from outliers.models.names import POCKET
 from outliers.models.weight_files import WEIGHTS
@@ -51,6 +52,17 @@ def broken_weights(folder: Path) -> str:
     shutil.copytree(POCKET / "gpt2-0.1m", folder)
     (folder / WEIGHTS).write_bytes(b"")
     return str(folder)
+
+
+def meanwhile(change: Callable[[], object]) -> Scheme:
+    """A scheme of one's own that does something whenever it is fitted to a weight, which it leaves as it is."""
+
+    def fit(weight: torch.Tensor) -> torch.Tensor:
+        change()
+        return weight.new_tensor(1.0)
+
+    same = Transform(fit, lambda x, _one: x, lambda weight, _one: weight, name="meanwhile")
+    return replace(SCHEMES["absmax"], name="mine", remedies=[same])
 
 
 def sample_blocks(model: str, block: int, blocks: int) -> torch.Tensor:

@@ -3,18 +3,17 @@
 import copy
 import itertools
 import json
-import math
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, PretrainedConfig
 
-from outliers import anatomy, perplexity, plant, quantize, trace
+from outliers import anatomy
 from outliers.criterion import QUANTIZED
 from outliers.errors import UserError
-from outliers.models.anatomy import anatomy_of, found, layers_of, projections, readers
+from outliers.models.anatomy import anatomy_of, found, layers_of, readers
 from outliers.models.anatomy.discover import Branch, Kind, find_stacks
 from scripts.every_type import tiny
 from tests import conftest, small_models
@@ -42,44 +41,14 @@ def test_a_pass_finds_what_is_known(case):
     assert [[len([*alike]), layer] for layer, alike in itertools.groupby(found)] == KNOWN[case]
 
 
-LLAMA = {**conftest.LLAMA, "vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-UNKNOWN = {  # types that are in no table, and their projections in a layer
-    "phi": (LLAMA, "q_proj k_proj v_proj dense fc1 fc2"),
-    "cohere2": (LLAMA, "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"),
-    "olmo3": (LLAMA, "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"),
-    "helium": ({**LLAMA, "head_dim": 8}, "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"),
-}
-
-
-@pytest.mark.parametrize("kind", UNKNOWN)
-def test_a_type_that_no_table_has(kind):
-    """Its loss is that of transformers, its projections are quantized, and a planted feature is found."""
-    fields, names = UNKNOWN[kind]
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **fields)).eval()
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)
-    ids = torch.randint(3, 100, (2, 24))
-    with torch.no_grad():
-        losses = [nn.functional.cross_entropy(model(one[None]).logits[0, :-1].double(), one[1:]) for one in ids]
-    assert math.log(perplexity(model, ids)) == pytest.approx(float(sum(losses) / 2), abs=1e-6)
-    assert [one.path.rpartition(".")[2] for one in projections(model)] == names.split() * 2
-    quantized = {one.path for one in projections(quantize(model, "absmax")) if type(one.module) is not nn.Linear}
-    assert quantized == {one.path for one in projections(model)}
-    if not anatomy_of(model.config).norms:
-        return  # in front of projections is no norm in which a feature could be planted
-    found = trace(plant(model, [3], 64.0), ids, attention=False).outlier_features()
-    assert 3 in list(found["feature"])
-
-
 def test_what_was_found_is_kept(monkeypatch, tmp_path):
     """In the user's cache, for the configuration, not for its name."""
     monkeypatch.setattr(found, "CACHE", tmp_path)
     monkeypatch.setattr(found, "_by_key", {})
-    config = AutoConfig.for_model("phi", **LLAMA)
+    config = AutoConfig.for_model("phi", **conftest.LLAMA)
     first = anatomy_of(config)
     monkeypatch.setattr(found, "find", None)  # would fail
-    again = AutoConfig.for_model("phi", **LLAMA, name_or_path="elsewhere")
+    again = AutoConfig.for_model("phi", **conftest.LLAMA, name_or_path="elsewhere")
     assert anatomy_of(config) is first and anatomy_of(again) == first
     (file,) = (tmp_path / "anatomy").iterdir()
     found._by_key.clear()
@@ -176,10 +145,15 @@ def test_every_weight_of_a_layer_is_in_its_anatomy():
     assert found.quantized == pytest.approx(100 * quantized / (quantized + 2 * 64 + 64 + 4 * 64 + 64), abs=3)
 
 
+UNHEARD_OF = PretrainedConfig()
+UNHEARD_OF.model_type = "olmo9"
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("beit", "makes no language model of it"),
+        (UNHEARD_OF, r"unknown architecture 'olmo9' .*similar: olmo.*newer transformers"),
+        ("beit", "unknown architecture 'beit': transformers makes no language model of it"),
         ("cohere_compass_text", "^cannot build a model of type"),
         ("nowhere/x", "nowhere"),
     ],

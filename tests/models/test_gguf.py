@@ -20,8 +20,6 @@ from transformers.integrations.gguf.dequant import GGML_NAME, dequantize
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
 from outliers import Experiment, UserError, load_int8, perplexity, sweep
-from outliers.metrics import states
-from outliers.models import gguf as files
 from outliers.models.anatomy import context_length
 from outliers.models.gguf import MODEL_TYPES
 from outliers.models.gguf.header import read_header
@@ -31,7 +29,7 @@ from tests import gguf_files
 from tests.conftest import CONFIGS, LLAMA, lasting, needs_smollm2, slow_but, words_of
 from tests.gguf_files import random_codes, rewrite, same_weights, save_gguf, vocabulary, write_gguf, write_stored
 from tests.models.test_experts import made as mixture
-from tests.small_models import make_model
+from tests.small_models import make_model, meanwhile
 from tests.typed import call, refused
 
 IN_GGUF = {"gemma3_text": "gemma3"}  # what transformers calls an architecture in its table of those in GGUF
@@ -115,21 +113,6 @@ def test_weights_are_those_of_transformers_and_of_the_model_written(case, tmp_pa
 
 
 TURNED = {"rope_type": "default", "rope_theta": 77.0}
-
-
-@pytest.mark.parametrize(
-    ("case", "fields"),
-    [
-        *(("gpt2", {}), ("qwen3", {}), ("qwen3-moe", {"norm_topk_prob": True}), ("phi3", {"sliding_window": 8})),
-        ("starcoder2", {"rope_parameters": TURNED}),
-        ("stablelm", {"rope_parameters": TURNED | {"partial_rotary_factor": 0.5}}),
-    ],
-)
-def test_what_a_file_says_of_a_configuration_is_taken(case, fields, tmp_path, monkeypatch, blocks):
-    """Also where transformers by itself takes a default."""
-    model = with_fields(monkeypatch, case, fields)
-    ours = load_model(str(save_gguf(model, tmp_path / "small.gguf", **PADDING)))
-    torch.testing.assert_close(ours(blocks).logits, model(blocks).logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", slow_but((*OF_MIXTURES, "qwen3_moe"), OF_MIXTURES[:1]))
@@ -254,7 +237,10 @@ def test_a_field_that_llama_cpp_does_not_know_is_said(own, tmp_path, caplog):
 
 @pytest.mark.parametrize(
     ("case", "fields"),
-    [
+    [  # also where transformers by itself takes a default
+        *(("gpt2", {}), ("qwen3", {}), ("qwen3-moe", {"norm_topk_prob": True}), ("phi3", {"sliding_window": 8})),
+        ("starcoder2", {"rope_parameters": TURNED}),
+        ("stablelm", {"rope_parameters": TURNED | {"partial_rotary_factor": 0.5}}),
         ("llama", {"attention_bias": True}),
         ("llama", {"mlp_bias": True}),
         ("qwen3", {"attention_bias": True}),
@@ -310,19 +296,6 @@ LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16}
 
 
-@pytest.mark.parametrize(
-    ("type", "parameters", "said"),
-    [
-        ("linear", {"factor": 4.0}, LINEAR),
-        ("yarn", {"factor": 4.0, "original_max_position_embeddings": 16}, YARN),
-        ("default", {}, {"rope.scaling.type": "none"}),
-    ],
-)
-def test_scaled_rotary_embeddings(type, parameters, said, tmp_path, blocks):
-    model, ours = rotary(tmp_path, parameters | {"rope_type": type, "rope_theta": 500.0}, said)
-    torch.testing.assert_close(ours(blocks).logits, model(blocks).logits, rtol=1e-5, atol=1e-6)
-
-
 def test_rotary_embeddings_of_llama_3(tmp_path, blocks):
     """Whose files have the factor of each frequency, by the formula of Meta's code."""
     wavelengths = 2 * np.pi * 1e6 ** (np.arange(0, 8, 2) / 8)
@@ -341,6 +314,9 @@ def test_rotary_embeddings_of_llama_3(tmp_path, blocks):
 LINEAR_BY_4, YARN_BY_4 = {"rope_type": "linear", "factor": 4.0}, {"rope_type": "yarn", "factor": 4.0}
 DEFAULT = {"rope_type": "default"}
 SCALED = {  # what a file says, and the parameters by which transformers computes the same
+    "linear": (LINEAR, LINEAR_BY_4),
+    "yarn": (YARN, YARN_BY_4 | {"original_max_position_embeddings": 16}),
+    "none": ({"rope.scaling.type": "none"}, DEFAULT),
     "old-linear": ({"rope.scale_linear": 4.0}, LINEAR_BY_4),
     "new-beside-old": ({"rope.scale_linear": 2.0, "rope.scaling.factor": 4.0}, LINEAR_BY_4),
     "without-type": ({"rope.scaling.factor": 4.0}, LINEAR_BY_4),
@@ -414,24 +390,9 @@ def test_the_command_line_takes_a_file(file, monkeypatch, capsys, tmp_path):
     assert "weights dequantized from Q4_1" in words_of(tmp_path / "report.html")
 
 
-def test_a_copy_is_the_same_model(file, copied):
-    model, other = load_model(str(file)), load_model(str(copied))
-    assert weights_hash(model) == weights_hash(other)
-    one, copy = model.config.to_dict(), other.config.to_dict()
-    differing = {name for name in copy if copy[name] != one.get(name)}
-    assert differing <= {"_name_or_path", "architectures", "dtype", "transformers_version"}
-
-
-def test_the_tokenizer_is_read_once_and_each_has_its_own(own, monkeypatch):
-    reads, read = [], files.tokenizer.read_lists
-    monkeypatch.setattr(files.tokenizer, "read_lists", lambda path, names: reads.append(path) or read(path, names))
-    first, second = load_tokenizer(str(own)), load_tokenizer(str(own))
-    assert len(reads) == 1
-    first.add_tokens(["xyzzy"])
-    assert len(first) == 1 + len(second) == 1 + len(load_tokenizer(str(own)))
-
-
 def test_the_tokenizer_is_that_of_the_vocabulary(file, copied):
+    """And everybody has one of their own."""
+    load_tokenizer(str(file)).add_tokens(["xyzzy"])
     text = "It's 1969:\n\n  a small  step — naïve 你好 <|endoftext|>!"
     ids = load_tokenizer("pocket/gpt2-0.1m")(text).input_ids
     theirs = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
@@ -439,6 +400,7 @@ def test_the_tokenizer_is_that_of_the_vocabulary(file, copied):
         assert tokenizer(text).input_ids == ids
         assert tokenizer.decode(ids) == text
         assert tokenizer.bos_token_id == 0
+        assert len(tokenizer) == gguf_files.VOCABULARY
 
 
 def alter(file: Path) -> None:
@@ -446,14 +408,9 @@ def alter(file: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [lambda file: os.truncate(file, 100_000), alter, Path.unlink])
-def test_a_file_that_changes_while_it_is_measured(own, tmp_path, monkeypatch, change):
-    def then_change(*arguments):
-        change(own)
-        return usual(*arguments)
-
-    usual = states._resident
-    monkeypatch.setattr(states, "_resident", then_change)
-    (row,) = sweep(Experiment(models=[str(own)], schemes=["fp32"], block=32, blocks=1), tmp_path / "out")
+def test_a_file_that_changes_while_it_is_measured(own, tmp_path, change):
+    scheme = meanwhile(lambda: own.exists() and change(own))
+    (row,) = sweep(Experiment(models=[str(own)], schemes=[scheme], block=32, blocks=1), tmp_path / "out")
     assert row["failed"].startswith(f"the weights of '{own}' changed while they were measured ('{own}')")
 
 

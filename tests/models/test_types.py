@@ -31,7 +31,7 @@ from tests import conftest
 
 NAMED = [
     *("mamba", "mamba2", "falcon_h1", "recurrent_gemma", "qwen3_next", "lfm2", "nemotron_h", "deepseek_v3", "glm4_moe"),
-    *("gemma3n_text", "llama4_text", "phi", "cohere2", "olmo3"),
+    *("gemma3n_text", "llama4_text", "phi", "cohere2", "olmo3", "helium"),
 ]
 FEW = ("mamba", "nemotron_h")
 # What a type refuses, and why; all else works.
