@@ -4,6 +4,7 @@ import importlib
 import itertools
 import json
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -169,19 +170,6 @@ def of_version(tensors: dict, bits: int, version: str) -> dict:
     return tensors | {"qzeros": words}
 
 
-@pytest.mark.parametrize(("bits", "ordered"), [(2, True), (3, False), (4, True), (4, False), (8, False)])
-def test_gptq(bits, ordered, tmp_path):
-    def order(width: int) -> torch.Tensor | None:
-        return None if ordered else torch.randperm(width, generator=torch.Generator().manual_seed(1))
-
-    fields = {"quant_method": "gptq", "bits": bits, "group_size": 32, "desc_act": not ordered}
-    save_like(tmp_path, fields, lambda weight: gptq(weight, bits, order(weight.shape[1]))[1])
-    own = weights_of(outliers.load_model(str(tmp_path)))
-    for one in projections(llama()):
-        expected, _ = gptq(one.module.weight.detach(), bits, order(one.module.weight.shape[1]))
-        torch.testing.assert_close(own[one.path], expected)
-
-
 @pytest.mark.parametrize(
     ("bits", "stored"),
     [(4, "gptq"), (3, "gptq_v2"), (2, "gptqmodel"), (3, "gptqmodel"), (8, "gptqmodel")],
@@ -261,49 +249,6 @@ def test_awq(tmp_path):
         codes, zeros = codes & 15, zeros & 15
         spread = zeros.repeat_interleave(32, 0), stored["scales"].repeat_interleave(32, 0)
         torch.testing.assert_close(one.module.weight, ((codes - spread[0]) * spread[1]).T)
-
-
-def fp8(weight: torch.Tensor, block: tuple[int, int] | None, kind: torch.dtype = torch.float32) -> dict:
-    """A weight in fp8 with a scale for each block, by whole numbers of blocks that may be cut off at the end."""
-    rows, columns = block or weight.shape
-    counts = -(-weight.shape[0] // rows), -(-weight.shape[1] // columns)
-    scale = torch.empty(counts)
-    codes = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
-    for i in range(counts[0]):
-        for j in range(counts[1]):
-            place = slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns)
-            scale[i, j] = (weight[place].abs().max() / 448).to(kind).float()
-            codes[place] = (weight[place] / scale[i, j]).clamp(-448, 448).to(torch.float8_e4m3fn)
-    return {"weight": codes, "weight_scale_inv": (scale if block else scale.squeeze()).to(kind)}
-
-
-@pytest.mark.parametrize(
-    ("block", "kind"),
-    [
-        ((128, 128), torch.float32),
-        ((48, 40), torch.bfloat16),
-        ((16, 32), torch.float8_e8m0fnu),
-        (None, torch.float32),
-    ],
-)
-def test_fp8_in_blocks(block, kind, tmp_path):
-    """By float64, and by transformers' own function, which takes no blocks that are cut off."""
-    fields = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": block}
-    save_like(tmp_path, fields, lambda weight: fp8(weight, block, kind))
-    stored = load_file(tmp_path / "model.safetensors")
-    loaded = outliers.load_model(str(tmp_path))
-    own = weights_of(loaded)
-    for path, weight in own.items():
-        codes, scale = stored[f"{path}.weight"].double(), stored[f"{path}.weight_scale_inv"].float().double()
-        expected = torch.empty_like(codes)
-        for i, j in itertools.product(*map(range, codes.shape)):
-            expected[i, j] = codes[i, j] * (scale[i // block[0], j // block[1]] if block else scale)
-        torch.testing.assert_close(weight.double(), expected, rtol=1e-7, atol=0)
-        if block == (16, 32):
-            theirs = Fp8Dequantize(None)._dequantize_one(stored[f"{path}.weight"], stored[f"{path}.weight_scale_inv"])
-            torch.testing.assert_close(weight, theirs.float(), rtol=1e-2, atol=0)  # which rounds to bfloat16
-    ids = torch.arange(24).view(2, 12)
-    assert outliers.perplexity(stream_model(str(tmp_path)), ids) == pytest.approx(outliers.perplexity(loaded, ids))
 
 
 def test_modules_of_gptq_that_have_fields_of_their_own(tmp_path):
@@ -400,24 +345,113 @@ def hqq(weight: torch.Tensor, bits: int, axis: int, viewed: bool = False) -> tup
 HQQ = {"quant_method": "hqq", "skip_modules": ["lm_head"], "quant_config": {"weight_quant_params": {"nbits": 4}}}
 
 
-@pytest.mark.parametrize(
-    ("bits", "axis", "viewed"),
-    [(8, 1, False), (4, 1, False), (4, 0, True), (3, 1, False), (2, 0, False), (1, 1, False)],
-)
-def test_hqq(bits, axis, viewed, tmp_path):
-    said = {"weight_quant_params": {"nbits": bits, "group_size": 32, "axis": axis}}
-    save_like(tmp_path, HQQ | {"quant_config": said}, lambda weight: hqq(weight, bits, axis, viewed)[1])
-    own = weights_of(outliers.load_model(str(tmp_path)))
-    for one in projections(llama()):
-        expected, _ = hqq(one.module.weight.detach(), bits, axis)
-        torch.testing.assert_close(own[one.path].double(), expected, rtol=1e-5, atol=1e-7)
+def of_awq(weight: torch.Tensor) -> tuple[torch.Tensor, dict]:
+    """What codes of AutoAWQ stand for, whose eight of a word are in the order 0, 2, 4, 6, 1, 3, 5, 7; and tensors."""
+    tensors = awq(weight)
+    places = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # of the codes of eight outputs in a word
+
+    def codes(name: str) -> torch.Tensor:
+        return (tensors[name].long()[..., None] >> 4 * places & 15).flatten(1)
+
+    spread = codes("qzeros").repeat_interleave(32, 0), tensors["scales"].repeat_interleave(32, 0)
+    return ((codes("qweight") - spread[0]) * spread[1]).T, tensors
 
 
-def test_what_is_saved_of_it_is_plain(tmp_path):
-    model = outliers.load_model(str(save_like(tmp_path / "packed", *PACKINGS["gptq"])))
+def of_compressed(weight: torch.Tensor) -> tuple[torch.Tensor, dict]:
+    codes, scales = torch.randint(16, weight.shape), torch.rand(len(weight), weight.shape[1] // 32)
+    tensors = compressed(weight) | {"weight_packed": into_words(codes, 4), "weight_scale": scales}
+    return (codes - 8) * scales.repeat_interleave(32, 1), tensors
+
+
+def of_codes(weight: torch.Tensor) -> tuple[torch.Tensor, dict]:
+    codes, scale = torch.randint(-128, 128, weight.shape), torch.rand(len(weight), 1)
+    return codes * scale, {"weight": codes.to(torch.int8), "weight_scale": scale}
+
+
+def fp8(weight: torch.Tensor, block: tuple | None = None, kind: torch.dtype = torch.float32) -> tuple:
+    """A weight in fp8 with a scale for each block, the last of which are cut off: what it stands for, and tensors."""
+    rows, columns = (torch.arange(size) // of for size, of in zip(weight.shape, block or weight.shape, strict=True))
+    largest = torch.zeros(rows.max() + 1, columns.max() + 1)
+    for i, j in itertools.product(*map(range, largest.shape)):
+        largest[i, j] = weight[rows == i][:, columns == j].abs().max()
+    scale = (largest / 448).to(kind)
+    spread = scale.float()[rows][:, columns]
+    codes = (weight / spread).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return codes.double() * spread, {"weight": codes, "weight_scale_inv": scale if block else scale.squeeze()}
+
+
+def in_another_order(weight: torch.Tensor) -> torch.Tensor:
+    return torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(1))
+
+
+def of_fp8(*block: int) -> dict:
+    return {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": block or None}
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": True}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
+COMPRESSED_TENSORS = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+IN_FOUR_BITS = COMPRESSED_TENSORS | {"config_groups": {"a": {"weights": W4}}}
+CODES = {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": W8}}}
+BY_HAND = {  # by method: the fields of a checkpoint; and of a weight what it stands for, and its tensors
+    **{f"gptq, {bits}": (GPTQ | {"bits": bits, "sym": False}, partial(gptq, bits=bits)) for bits in (2, 4, 8)},
+    **{
+        f"gptq, {bits}, in another order": (
+            GPTQ | {"bits": bits, "sym": False},
+            lambda weight, bits=bits: gptq(weight, bits, in_another_order(weight)),
+        )
+        for bits in (3, 4)
+    },
+    "awq": (AWQ, of_awq),
+    "compressed": (IN_FOUR_BITS, of_compressed),
+    "codes": (CODES, of_codes),
+    "fp8": (of_fp8(), fp8),
+    "fp8, 128": (of_fp8(128, 128), partial(fp8, block=(128, 128))),
+    "fp8, cut off": (of_fp8(48, 40), partial(fp8, block=(48, 40), kind=torch.bfloat16)),
+    "fp8, e8m0": (of_fp8(16, 32), partial(fp8, block=(16, 32), kind=torch.float8_e8m0fnu)),
+    **{
+        f"hqq, {bits}, {axis}": (
+            HQQ | {"quant_config": {"weight_quant_params": {"nbits": bits, "group_size": 32, "axis": axis}}},
+            partial(hqq, bits=bits, axis=axis, viewed=viewed),
+        )
+        for bits, axis, viewed in (
+            (8, 1, False),
+            (4, 1, False),
+            (4, 0, True),
+            (3, 1, False),
+            (2, 0, False),
+            (1, 1, False),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("how", BY_HAND)
+def test_weights_are_what_was_packed_by_hand(how, tmp_path):
+    """Streamed too; what is saved of them is plain."""
+    torch.manual_seed(0)
+    (fields, packed), expected = BY_HAND[how], []
+
+    def pack(weight: torch.Tensor) -> dict:
+        stands_for, tensors = packed(weight)
+        expected.append(stands_for.detach())
+        return tensors
+
+    model = outliers.load_model(str(save_like(tmp_path / "packed", fields, pack)))
+    for one, stands_for in zip(projections(model), expected, strict=True):
+        torch.testing.assert_close(one.module.weight.double(), stands_for.double(), rtol=1e-5, atol=1e-7)
+    ids = torch.arange(24).view(2, 12)
+    assert outliers.perplexity(stream_model(str(tmp_path / "packed")), ids) == outliers.perplexity(model, ids)
     model.save_pretrained(tmp_path / "plain")
     again = weights_of(outliers.load_model(str(tmp_path / "plain")))
     assert all(torch.equal(weight, again[path]) for path, weight in weights_of(model).items())
+
+
+def test_fp8_is_that_of_transformers():
+    """Whose function takes no blocks that are cut off, and rounds to bfloat16."""
+    stands_for, tensors = fp8(torch.randn(64, 128), (16, 32), torch.float8_e8m0fnu)
+    theirs = Fp8Dequantize(None)._dequantize_one(tensors["weight"], tensors["weight_scale_inv"])
+    torch.testing.assert_close(stands_for.float(), theirs.float(), rtol=1e-2, atol=0)
 
 
 OF_INPUTS = {"config_groups": {"a": {"apply": [{"location": "input"}]}}}
@@ -491,10 +525,6 @@ def compressed(weight: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"weight_packed": into_words(codes, 4), "weight_scale": scales, "weight_shape": torch.tensor(weight.shape)}
 
 
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": True}
-COMPRESSED_TENSORS = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
-
-
 def without_order(weight: torch.Tensor, groups: int | None = None) -> dict[str, torch.Tensor]:
     tensors = gptq(weight, 4, sym=True)[1]
     return {end: tensors[end][: None if end == "qweight" else groups] for end in ("qweight", "qzeros", "scales")}
@@ -505,15 +535,12 @@ PACKINGS = {  # by method: the fields of a checkpoint that is right, and its ten
     # An order that follows from the configuration needs no g_idx: of one group, and of features in their own order.
     "gptq, one group": (GPTQ | {"group_size": -1}, lambda weight: without_order(weight, 1)),
     "gptq, static groups": (GPTQ | {"static_groups": True}, without_order),
-    "awq": ({"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}, lambda weight: awq(weight)),
+    "awq": (AWQ, awq),
     "int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}, int8),
     "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, nf4),
-    "compressed": (COMPRESSED_TENSORS | {"config_groups": {"a": {"weights": W4}}}, compressed),
-    "codes": (
-        {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": W8}}},
-        lambda weight: {"weight": weight.sign().to(torch.int8), "weight_scale": torch.ones(len(weight), 1)},
-    ),
-    "fp8": ({"quant_method": "fp8", "weight_block_size": [32, 32]}, lambda weight: fp8(weight, (32, 32))),
+    "compressed": (IN_FOUR_BITS, compressed),
+    "codes": (CODES, lambda weight: of_codes(weight)[1]),
+    "fp8": (of_fp8(32, 32), lambda weight: fp8(weight, (32, 32))[1]),
     "hqq": (HQQ, lambda weight: hqq(weight, 4, 1)[1]),
 }
 PATH = "model.layers.0.self_attn.q_proj"  # 64 outputs, 64 features
@@ -611,48 +638,10 @@ def test_weights_that_alone_know_how_they_multiply_have_none():
 # Mixtures
 
 
-def of_awq(weight: torch.Tensor) -> tuple[torch.Tensor, dict]:
-    """What codes of AutoAWQ stand for, whose eight of a word are in the order 0, 2, 4, 6, 1, 3, 5, 7; and tensors."""
-    tensors = awq(weight)
-    places = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # of the codes of eight outputs in a word
-
-    def codes(name: str) -> torch.Tensor:
-        return (tensors[name].long()[..., None] >> 4 * places & 15).flatten(1)
-
-    spread = codes("qzeros").repeat_interleave(32, 0), tensors["scales"].repeat_interleave(32, 0)
-    return ((codes("qweight") - spread[0]) * spread[1]).T, tensors
-
-
-def of_compressed(weight: torch.Tensor) -> tuple[torch.Tensor, dict]:
-    codes, scales = torch.randint(16, weight.shape), torch.rand(len(weight), weight.shape[1] // 32)
-    tensors = compressed(weight) | {"weight_packed": into_words(codes, 4), "weight_scale": scales}
-    return (codes - 8) * scales.repeat_interleave(32, 1), tensors
-
-
-def of_codes(weight: torch.Tensor) -> tuple[torch.Tensor, dict]:
-    codes, scale = torch.randint(-128, 128, weight.shape), torch.rand(len(weight), 1)
-    return codes * scale, {"weight": codes.to(torch.int8), "weight_scale": scale}
-
-
-def of_fp8(weight: torch.Tensor) -> tuple[torch.Tensor, dict]:
-    tensors = fp8(weight, (128, 128))
-    rows, columns = (torch.arange(size) // 128 for size in weight.shape)
-    return tensors["weight"].float() * tensors["weight_scale_inv"][rows][:, columns], tensors
-
-
-OF_MIXTURES = {
-    "gptq": (GPTQ | {"sym": False}, lambda weight: gptq(weight, 4)),
-    "awq": (PACKINGS["awq"][0], of_awq),
-    "compressed": (PACKINGS["compressed"][0], of_compressed),
-    "codes": (PACKINGS["codes"][0], of_codes),
-    "fp8": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, of_fp8),
-}
-
-
-@in_turn("how kind", OF_MIXTURES, ("mixtral", "qwen3_moe", "glm4_moe"))
+@in_turn("how kind", ["gptq, 4", "awq", "compressed", "codes", "fp8, 128"], ("mixtral", "qwen3_moe", "glm4_moe"))
 def test_experts_by_their_own_names(how, kind, tmp_path):
     """Weights of each expert as publishers pack them, under the names that transformers writes."""
-    fields, packed = OF_MIXTURES[how]
+    fields, packed = BY_HAND[how]
     model = mixture(kind, hidden_size=160, intermediate_size=192, moe_intermediate_size=192)
     model.save_pretrained(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
