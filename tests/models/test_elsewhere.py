@@ -13,6 +13,7 @@ import outliers
 from outliers.metrics.keys import observed_channels
 from outliers.metrics.range import largest_numbers
 from outliers.models.stream import AS_IT_IS
+from tests.conftest import in_turn, pairwise
 from tests.small_models import make_model, make_tokenizer
 
 BLOCKS = torch.randint(100, (3, 24), generator=torch.Generator().manual_seed(1))
@@ -175,17 +176,21 @@ def test_every_public_name_is_here():
     assert set(outliers.__all__) == (SAID.keys() - {"range", "keys"}) | OTHERS
 
 
-def slow(*cases: str) -> list:
-    return [pytest.param(case, marks=pytest.mark.slow) for case in cases]
-
-
 NEEDS_WEIGHTS = {"Planted", "Quantized", "quantize", "save_quantized", "damage", "plan", "train_int8", "plant"}
 
 
-@pytest.mark.parametrize("case", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("place", [*PLACES][:3] + slow(*[*PLACES][3:]))
-@pytest.mark.parametrize("name", SAID)
-def test_weights_elsewhere(name, place, case):
+@pairwise("name place", SAID, [*PLACES][:3])
+def test_weights_elsewhere(name, place):
+    found_or_refused(name, place, "llama")
+
+
+@pytest.mark.slow
+@in_turn("name place", SAID, [*PLACES])
+def test_weights_of_another_architecture_elsewhere(name, place):
+    found_or_refused(name, place, "gpt2")
+
+
+def found_or_refused(name: str, place: str, case: str) -> None:
     try:
         found = SAID[name](PLACES[place](make_model(case)))
     except outliers.UserError as refused:
@@ -195,8 +200,7 @@ def test_weights_elsewhere(name, place, case):
 
 
 # `plan` says only what stays exact, which is nothing here.
-@pytest.mark.parametrize("path", ["model.layers.1", *slow("model", "")])
-@pytest.mark.parametrize("name", [name for name in SAID if name != "plan"])
+@in_turn("name path", [name for name in SAID if name != "plan"], ["model.layers.1", "model.layers.1", "model", ""])
 def test_compiled_modules(name, path):
     try:
         found = SAID[name](compiled(path)(make_model("llama")))

@@ -70,7 +70,6 @@ def on_meta(model) -> bool:
 def test_same_numbers_for_every_architecture(folder, blocks):
     resident, streamed = load_model(folder), stream_model(folder)
     assert on_meta(streamed)
-    assert perplexity(streamed, blocks) == perplexity(resident, blocks)
     some = [blocks[0], blocks[1, :9], blocks[2, :17], blocks[0, 7:16]]  # of several lengths
     assert perplexity(streamed, some) == perplexity(resident, some)
     one, other = (trace(model, some, alpha=1.0, tokens=make_tokenizer()) for model in (resident, streamed))
