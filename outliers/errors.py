@@ -45,6 +45,7 @@ class UserError(Exception):
     """
 
     code = 2  # with which a command exits
+    field: str | None = None  # of an experiment in which the mistake is, such as "schemes" or "runs.a.steps"
 
     def __init__(self, message: str):
         line = " ".join(message.split("\n")).strip()

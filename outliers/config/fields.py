@@ -258,6 +258,7 @@ def field_error(error: ValidationError, kind: type[BaseModel]) -> FieldError:
     else:
         mistake = FieldError(first["msg"] if first["type"] == UNKNOWN else mistake_in(first))
     mistake.path = path[:-1] if first["type"] == "missing" else path
+    mistake.field = ".".join(map(str, path))
     return mistake
 
 

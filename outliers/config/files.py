@@ -190,4 +190,6 @@ def make_experiment(fields: Fields, experiment_type: type[AnyExperiment]) -> Any
     except FieldError as error:
         parts = [error.path[:end] for end in range(len(error.path), 0, -1)] or [()]
         place = next((fields.places[part] for part in parts if part in fields.places), None)
-        raise (UserError(f"{place}, {error}") if place else error) from None
+        located = FieldError(f"{place}, {error}" if place else str(error))
+        located.field = error.field
+        raise located from None

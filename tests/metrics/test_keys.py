@@ -1,8 +1,5 @@
 """Queries, keys and values by head and channel: as a plain hook sees them, whatever a model's projections are like."""
 
-import pickle
-from functools import reduce
-
 import pytest
 import torch
 from hypothesis import given
@@ -16,7 +13,7 @@ import outliers
 from outliers import perplexity, run
 from outliers.commands.origins import ACCOUNT_PARTS, Account, ToAccount
 from outliers.errors import BrokenModel
-from outliers.metrics.keys import Channels, Sums, observed_channels
+from outliers.metrics.keys import Sums, observed_channels
 from outliers.metrics.records import AFTER, BEFORE
 from outliers.models.anatomy import decoder_layers
 from outliers.models.anatomy.examples import Examples
@@ -129,14 +126,6 @@ def test_encoders_are_shown_too():
     examples = Examples(ids, ids, "all")
     found = observed_channels(model, examples)
     assert len({layer for layer, *_ in found.sums}) == len(decoder_layers(model)) and not found.changed
-
-
-def test_parts_of_a_text_add_up(blocks):
-    model = make_model("qwen2")
-    whole = observed_channels(model, blocks)
-    parts = [observed_channels(model, blocks[[number]]) for number in range(3)]
-    merged = reduce(Channels.merge, pickle.loads(pickle.dumps(parts)))  # as they travel between machines
-    assert merged.records(3) == whole.records(3)
 
 
 @given(

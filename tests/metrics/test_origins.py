@@ -328,14 +328,6 @@ def test_the_section(pocket):
     assert (found["part_layer"], found["written"]) == (most["layer"], most["value"])
 
 
-def test_any_metric_under_any_variant(tmp_path):
-    fields = {"models": ["pocket/gpt2-0.1m"], "variants": ["fp32", "zero(3)"], "block": 32, "blocks": 2}
-    rows = run(outliers.Cells(metrics=["origins"], features="3,5", **fields), tmp_path)
-    assert {(row["variant"], row["feature"]) for row in rows if "feature" in row} == {
-        (name, feature) for name in fields["variants"] for feature in (3, 5)
-    }
-
-
 # The figure
 
 

@@ -13,7 +13,6 @@ from outliers import Ablated, Intervention, UserError, load_model, plant, run, v
 from outliers.commands.origins import Account
 from outliers.metrics import attention
 from outliers.metrics.sinks import COMPUTATION as SINKS
-from outliers.metrics.top1 import COMPUTATION as TOP1
 from outliers.metrics.top1 import top1_softmax
 from outliers.runs.stages import readers as preset
 from outliers.views.account import account_section
@@ -100,21 +99,6 @@ def test_probabilities_that_underflow_are_clamped():
     least = np.log(torch.finfo(torch.float32).tiny)
     assert found[0].tolist() == pytest.approx([0.5, 2, least - np.log(0.5), 2])
     assert found[1].tolist() == pytest.approx([0.5 + 1 / 3, 2, 0, 2], abs=1e-6)
-
-
-def _seen(model, blocks, looks) -> list:
-    (found,) = attention.attended(model, blocks, [(AS_IT_IS, looks)])
-    return [of_views[""] for of_views in found]
-
-
-def test_parts_of_a_text_add_up(blocks):
-    model, looks = make_model("gpt2"), [SINKS, TOP1]
-    parts = [_seen(model, part, looks) for part in (blocks[:1], blocks[1:])]
-    whole = _seen(model, blocks, looks)
-    for look, *answers, of_whole in zip(looks, *parts, whole, strict=True):
-        for one, other in zip(look.values(answers), look.values([of_whole]), strict=True):
-            numbers = ["value", *(["margin"] if "margin" in one else [])]
-            assert [one[name] for name in numbers] == pytest.approx([other[name] for name in numbers], rel=1e-6)
 
 
 def test_metrics_of_attention_share_a_pass_and_are_those_alone(tmp_path, monkeypatch, blocks):

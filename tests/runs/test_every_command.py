@@ -90,6 +90,8 @@ def test_a_streamed_model_has_the_same_rows(command, whole, tmp_path):
 
 def alike(one, other) -> bool:
     """Whether two values of rows are the same, up to rounding."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in one)
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(alike, one, other))
     return one == (pytest.approx(other, rel=1e-6, abs=1e-9) if isinstance(other, float) else other)

@@ -23,22 +23,23 @@ from outliers.published.numbers import TABLE7 as PRINTED
 from outliers.runs.rows import Row, read
 from outliers.runs.run import rows_of
 from outliers.show.page import page
-from outliers.show.style import GREY
+from outliers.show.section import Section
 from outliers.show.value import mean, ratio
 from outliers.terminal import progress
 from outliers.text.documents import sample
-from outliers.views.causes import causes, causes_findings, causes_section, causes_table, checkpoints, ends, trained
+from outliers.views.causes import causes, causes_section, checkpoints, trained
 from outliers.views.table7 import table7_section, table9_section
 from tests.conftest import PAPER_TABLES, among, needs_paper
 from tests.kept import KEPT
 from tests.training_rows import TABLE7, rows_of_runs
 from tests.typed import call
+from tests.views.shown import shown
 
 SEEDS = [0, 1, 2]
 RECIPE = {"start": "gpt2-0.5m", "steps": 1000}
 SPEC = Training(recipe=RECIPE, runs=TABLE7, seeds=SEEDS, watched=[100, 400])
-OF_CAUSES = {"as it is": {}, "Muon": {"optimizer": "muon"}, "rotary": {"positions": "rotary"}}
-CAUSES = Training(recipe=RECIPE, runs=OF_CAUSES, seeds=SEEDS, watched=[100, 400])
+RUNS = {"as it is": {}, "Muon": {"optimizer": "muon"}, "rotary": {"positions": "rotary"}}
+CAUSES = Training(recipe=RECIPE, runs=RUNS, seeds=SEEDS, watched=[100, 400])
 PLAIN = [100.0, 104.0, 98.0]
 
 
@@ -122,26 +123,6 @@ def test_what_one_seed_says():
 # Tables 7, 9 and 10.
 
 
-def test_table_7_has_the_papers_columns_and_ours():
-    section = table7_section(ended(COSTS))
-    (table,) = section.tables
-    assert table.headers[1:6] == ["FFN", "Linear", "Attention", "Decomp", "PPL"]
-    cells = {tuple(row[1:5]): row for row in table.cells}
-    assert cells["", "", "", "0 %"][5:] == ["101±8", "–", "101±8", "–", "–", "–"]
-    assert cells["yes", "yes", "", "0 %"][6:] == ["+0.5 [+0.3, +0.7]", *cells["yes", "yes", "", "0 %"][7:]]
-    assert cells["yes", "yes", "", "0 %"][-2:] == ["+0.5", "+5.3"], "what the paper's models lost"
-    assert cells["yes", "yes", "yes", "2 %"][-2:] == ["+45.3", "–"]
-    assert table.data.set_index("run").loc["FFN, linear", "increase"] == pytest.approx(0.005, rel=0.01)
-    assert "over 3 seeds" in section.printed
-    rows = ended(COSTS)
-    fewer = table7_section([row for row in rows if (row["run"], row["seed"]) != (rows[-1]["run"], SEEDS[-1])])
-    assert fewer.notes[0].startswith(f"Means over up to {len(SEEDS)} seeds")
-    of_one = table7_section(ended({run: costs[:1] for run, costs in COSTS.items()}))
-    assert of_one.tables[0].cells[2][5:7] == ["100.50", "+0.5"] and "trained with one seed" in of_one.printed
-    alone = table7_section(ended({"FFN": (0, 0, 0)}))
-    assert (alone.tables[0].cells[0][6], alone.findings) == ("–", []), "nothing to compare with"
-
-
 def test_table_7_is_measured_by_the_keys_of_the_published():
     found = ARTEFACTS["table7"].ours(ended(COSTS))
     assert set(found) == {("479k", *key) for _, *key in PRINTED if ("479k", *key) in found}
@@ -177,114 +158,50 @@ def test_tables_9_and_10_are_as_published():
     assert methods[:6] == [method for method, *_ in dict.fromkeys((key[0],) for key in table9.values)]
 
 
-def test_methods_that_were_not_run():
-    (table,) = table9_section(ended(COSTS)).tables
-    assert [row[0] for row in table.cells if row[1] != "not run"] == ["32-bit Baseline", "Vector-wise"]
-    assert table.cells[-1][1:] == ["101±7", "+0.0 [-0.2, +0.2]"]
+# What tables, the figure and sentences say.
 
 
-def said(section) -> str:
-    return " ".join(finding.text for finding in section.findings)
+def of_int8(*costs: float) -> Section:
+    """Table 7 of a run in int8 that costs so many per cent, by seed."""
+    return table7_section(ended({"16 bits": (0,) * len(costs), "FFN, linear": costs}))
 
 
-@pytest.mark.parametrize(
-    ("costs", "words"),
-    [
-        ((0.5, 0.6, 0.4), "its final perplexity by +0.5 % [+0.3, +0.7] relative to 16 bits: within 2 %, as is"),
-        ((5.5, 5.6, 5.4), "by +5.5 % [+5.3, +5.7] relative to 16 bits: beyond 2 %, as is the whole interval over 3"),
-        ((-5.5, -5.6, -5.4), "relative to 16 bits: beyond 2 %"),
-        ((1.0, 4.0, -2.0), "3 seeds do not resolve whether this is within 2 %."),
-        ((0.5,), "by +0.5 % relative to 16 bits: within 2 % in the one seed trained."),
-        ((2.5,), "by +2.5 % relative to 16 bits: beyond 2 % in the one seed trained."),
-    ],
-)
-def test_whether_int8_holds_16_bits_is_said_as_far_as_seeds_show_it(costs, words):
-    rows = ended({"16 bits": (0,) * len(costs), "FFN, linear": costs})
-    assert words in said(table7_section(rows))
-
-
-def test_what_parts_and_decomposition_cost():
-    words = said(table7_section(ended(COSTS)))
-    assert "Feed-forward projections alone in int8 have no measurable cost: 0.00 % [−0.2, +0.2]." in words
-    assert "Keeping 2 % of features in 16 bits reduces the change to +0.20 % [−0.05, +0.4]." in words
-    assert "attention in int8 too, and 2 % of features in 16 bits, the change is +30.0 % [+27.5, +32.5]." in words
-    assert "Of the +0.5 % [+0.3, +0.7] of 'FFN, linear', " in words
-    worse = COSTS | {"FFN": (1, 1.1, 0.9), "FFN, linear, 2 %": (0.5, 0.6, 0.41)}
-    words = said(table7_section(ended(worse)))
-    assert "With the feed-forward projections alone in int8 the change is +1.0 % [+0.8, +1.2]." in words
-    assert "Keeping 2 % of features in 16 bits has no measurable benefit." in words
-
-
-# Causes of outlier features
-
+WORSE = COSTS | {"FFN": (1, 1.1, 0.9), "FFN, linear, 2 %": (0.5, 0.6, 0.41)}
 ENDS = {"as it is": PLAIN, "Muon": [95.0, 99.0, 93.0], "rotary": [90.0, 104.0, 99.0]}
+ONE_SEED = CAUSES.model_copy(update={"seeds": [0]})
+OF_CAUSES = rows_of_runs(CAUSES, ENDS, {"as it is": 20.0, "Muon": 5.0})
+SECTIONS = {
+    "table 7": lambda: table7_section(ended(COSTS)),
+    "table 7 of worse parts": lambda: table7_section(ended(WORSE)),
+    "table 7 of fewer seeds of a run": lambda: table7_section(ended(COSTS)[:-1]),
+    "table 7 of one seed": lambda: table7_section(ended({run: costs[:1] for run, costs in COSTS.items()})),
+    "table 7 of one run": lambda: table7_section(ended({"FFN": (0, 0, 0)})),
+    "table 7 within 2 percent": lambda: of_int8(0.5, 0.6, 0.4),
+    "table 7 beyond 2 percent": lambda: of_int8(5.5, 5.6, 5.4),
+    "table 7 better by 5 percent": lambda: of_int8(-5.5, -5.6, -5.4),
+    "table 7 unresolved": lambda: of_int8(1.0, 4.0, -2.0),
+    "table 7 beyond 2 percent in one seed": lambda: of_int8(2.5),
+    "table 9": lambda: table9_section(ended(COSTS)),
+    "causes": lambda: causes_section(OF_CAUSES),
+    "causes of one seed": lambda: causes_section(rows_of_runs(ONE_SEED, ENDS, {"as it is": 20.0})),
+    "causes of fewer seeds": lambda: causes_section(
+        [row for row in rows_of_runs(CAUSES, ENDS) if row["run"] == "as it is" or not row["seed"]]
+    ),
+    "causes of equal runs": lambda: causes_section(rows_of_runs(CAUSES, dict.fromkeys(ENDS, PLAIN))),
+}
 
 
-def test_every_run_is_a_row_with_what_grew_in_it():
-    (table,) = causes_section(rows_of_runs(CAUSES, ENDS, {"as it is": 20.0})).tables
-    cells = [dict(zip(table.headers, row, strict=True)) for row in table.cells]
-    assert [row["run"] for row in cells] == list(ENDS)
-    assert cells[0]["outlier features"] == "1" and cells[1]["outlier features"] == "0"
-    assert cells[0]["residual"].startswith("202±")
-    assert cells[0]["absmax (%)"] == "+10.00", "over the same weights in float32"
-    data = table.data.set_index("run")
-    assert data.loc["as it is", "max.residual"] == pytest.approx(np.mean([200, 202, 204.02]))
-    one = causes_table(ends(rows_of_runs(CAUSES.model_copy(update={"seeds": [0]}), ENDS)))
-    assert one.cells[0][1] == "100.0"
-    assert one.cells[0][-1] == "+1.00±0.10", "by rounding"
+@pytest.mark.parametrize("name", SECTIONS)
+def test_section(name, as_kept):
+    as_kept(name, shown(SECTIONS[name]()))
 
 
-def test_a_run_with_fewer_seeds_has_no_scatter_that_is_not_of_seeds():
-    rows = rows_of_runs(CAUSES, ENDS)
-    table = causes_table(ends([row for row in rows if row["run"] == "as it is" or not row["seed"]]))
-    cells = [dict(zip(table.headers, row, strict=True))["residual"] for row in table.cells]
-    assert "±" in cells[0] and not any("±" in cell for cell in cells[1:])
-    assert "runs without it have one seed" in table.caption
-
-
-def test_what_differs_beyond_the_scatter_of_seeds_is_said():
-    rows = rows_of_runs(CAUSES, ENDS, {"as it is": 20.0, "Muon": 5.0})
-    assert ">9 training runs. Text" in page("t", [causes_section(rows)], "c")
-    words = said(causes_section(rows)).replace("\xa0", " ")
-    assert "Outlier features by the criterion emerged in one of three runs: 'as it is'." in words
-    assert "Relative to 'as it is', the largest |x| of the residual stream is × 0.2 [0.2, 0.2] in 'rotary'" in words
-    assert "the perplexity is × 0.95 [0.947, 0.954] in 'Muon'." in words, "of rotary it is not shown"
-    of_one = causes_section(rows_of_runs(CAUSES.model_copy(update={"seeds": [0]}), ENDS, {"as it is": 20.0}))
-    assert "Relative" not in said(of_one) and "one seed" in of_one.notes[0]
-    assert "ranges from 40.0 in 'Muon' to 200 in 'as it is'" in said(of_one)
-    same = said(causes_section(rows_of_runs(CAUSES, dict.fromkeys(ENDS, PLAIN))))
-    assert "Outlier features by the criterion emerged in none of three runs." in same
-    assert "No run differs measurably from 'as it is' in the perplexity." in same
-    assert "absmax raises the perplexity by at most 10.00 % ± 0.10." in same, "all cost the same"
-
-
-@pytest.mark.parametrize(
-    ("having", "sentence"),
-    [
-        ("a", "in one of six runs: 'a'."),
-        ("abcd", "in four of six runs: 'a', 'b', 'c' and 'd'."),
-        ("abcdef", "in six of six runs: 'a', 'b', 'c', 'd', 'e' and 'f'."),
-    ],
-)
-def test_the_runs_are_named(having, sentence):
-    ends = pd.DataFrame([{"run": run, "seed": 0, "count": int(run in having), "max.residual": 1} for run in "abcdef"])
-    assert causes_findings(ends, "causes")[0].text == f"Outlier features by the criterion emerged {sentence}"
-
-
-def test_the_figure_shows_every_seed_and_the_first_run_in_grey():
-    rows = rows_of_runs(CAUSES, ENDS, {"as it is": 20.0})
-    panels = causes(rows)
-    titles = [axes.get_title(loc="left").split("\nperplexity ") for axes in panels]
-    assert titles == [["as it is", "100.7"], ["Muon", "95.7"], ["rotary", "97.7"]]
-    own = [line for line in panels[1].lines if line.get_linewidth() == 1]
-    assert len(own) == 2 * len(SEEDS)
-    assert own[0].get_xydata().tolist()[-1] == [1000, 40]
-    grey = [line for line in panels[1].lines if line.get_color() == GREY]
-    assert len(grey) == 2 * len(SEEDS) and grey[0].get_xydata().tolist()[-1] == [1000, 200]
-    found = checkpoints(pd.DataFrame(rows))
-    assert set(found["step"]) == {100, 400, 1000} and len(trained(rows)) == 9
+def test_runs_of_causes_as_data():
+    found = checkpoints(pd.DataFrame(OF_CAUSES))
+    assert set(found["step"]) == {100, 400, 1000} and len(trained(OF_CAUSES)) == 9
+    assert ">9 training runs. Text" in page("t", [causes_section(OF_CAUSES)], "c")
     with pytest.raises(UserError, match="unknown run 'Moun'; did you mean Muon"):
-        causes(rows, run="Moun")
+        causes(OF_CAUSES, run="Moun")
 
 
 # The command.

@@ -32,7 +32,10 @@ def shown_figure(figure: Figure) -> str:
 def _axes(axes: Axes) -> Iterator[str]:
     yield _line(f"panel {axes.get_title()} {axes.get_title('left')}")
     for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
-        ticks = [label.get_text() for label in axis.get_ticklabels() if any(map(str.isalpha, label.get_text()))]
+        low, high = sorted(axis.get_view_interval())
+        labels = axis.get_ticklabels()
+        ticks = [one.get_text() for one in labels if low <= one.get_position()[name == "y"] <= high]
+        ticks = [text for text in ticks if any(map(str.isalpha, text))]
         way = [axis.get_scale(), *["reversed"] * bool(axis.get_inverted())]
         yield f"  {name}: {' | '.join([', '.join([_line(axis.label.get_text()), *way]), *ticks])}"
     in_bars = {id(line) for container in axes.containers for line in _lines(container)}
@@ -44,8 +47,8 @@ def _axes(axes: Axes) -> Iterator[str]:
         elif hasattr(container, "patches"):
             yield f"  bars {container.get_label()}: {' '.join(f'{bar.get_height():.4g}' for bar in container.patches)}"
     for line in axes.lines:
-        marked = line.get_marker() != "None" or not line.get_label().startswith("_")
-        if marked and id(line) not in in_bars and len(line.get_xdata()):
+        is_series = line.get_marker() != "None" or line.get_label()[0] != "_" or len(line.get_xdata()) > 2
+        if is_series and id(line) not in in_bars and len(line.get_xdata()):
             yield _series(line.get_label(), line, [])
     yield from (f"  says {text.get_text()!r}" for text in axes.texts if text.get_text())
     if axes.get_legend():
