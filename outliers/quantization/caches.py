@@ -58,7 +58,8 @@ class Codes(NamedTuple):
         """Dequantize to float32 (…, positions, features)."""
         group = self.codes.shape[-2] // max(1, self.scale.shape[-2])
         scale, least = (part.float().repeat_interleave(group, -2) if group > 1 else part.float() for part in self[1:3])
-        return _unpacked(self.codes, bits, self.features) * scale + least
+        places = [self.codes >> bits * place & 2**bits - 1 for place in range(8 // bits)]
+        return torch.stack(places, -1).flatten(-2)[..., : self.features] * scale + least
 
     def join(self, other: "Codes") -> "Codes":
         """Append the codes of later positions."""
@@ -70,11 +71,6 @@ def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
     room = 8 // bits
     padded = nn.functional.pad(codes, (0, -codes.shape[-1] % room)).unflatten(-1, (-1, room))
     return sum(padded[..., place] << bits * place for place in range(room))
-
-
-def _unpacked(packed: torch.Tensor, bits: int, features: int) -> torch.Tensor:
-    shifted = [packed >> bits * place & 2**bits - 1 for place in range(8 // bits)]
-    return torch.stack(shifted, -1).flatten(-2)[..., :features]
 
 
 def through(
@@ -112,9 +108,6 @@ class Change(NamedTuple):
     back: Callable[[torch.Tensor], torch.Tensor]
 
 
-AS_THEY_ARE = Change(lambda states: states, lambda states: states)
-
-
 def _change(format: CacheFormat, states: torch.Tensor, largest: torch.Tensor | None = None) -> Change:
     """Return the change of channels of a format, for states (batch, heads, positions, features)."""
     if format.hadamard:
@@ -126,7 +119,7 @@ def _change(format: CacheFormat, states: torch.Tensor, largest: torch.Tensor | N
     if format.reorder:
         order = largest.argsort(dim=-1, descending=True, stable=True).to(states.device)[:, None]
         return Change(partial(_permuted, order), partial(_permuted, order.argsort(-1)))
-    return AS_THEY_ARE
+    return Change(lambda states: states, lambda states: states)
 
 
 def _permuted(order: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
@@ -315,12 +308,11 @@ class Store:
 
     def states(self) -> torch.Tensor:
         """Return all states, dequantized, in the dtype of those that were added."""
-        there = [self.first, None if self.codes is None else self._decoded(), self.exact]
-        return torch.cat([states for states in there if states is not None], -2)
-
-    def _decoded(self) -> torch.Tensor:
-        states = self.codes.states(self.format.bits)
-        return _change(self.format, states).back(states).to(self.exact.dtype)
+        decoded = None
+        if self.codes is not None:
+            states = self.codes.states(self.format.bits)
+            decoded = _change(self.format, states).back(states).to(self.exact.dtype)
+        return torch.cat([states for states in (self.first, decoded, self.exact) if states is not None], -2)
 
     def take(self, sequences: torch.Tensor) -> None:
         """Select sequences of the batch."""
@@ -331,7 +323,7 @@ class Store:
     @property
     def bytes(self) -> int:
         there = [self.first, self.exact, *(self.codes or ())[:3]]
-        return sum(tensor.numel() * tensor.itemsize for tensor in there if tensor is not None)
+        return sum(tensor.nbytes for tensor in there if tensor is not None)
 
 
 class QuantizedCache(Cache):

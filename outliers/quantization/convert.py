@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from types import MappingProxyType
 from typing import Literal
@@ -33,14 +34,15 @@ from outliers.models.anatomy.weights import device_of, shared_in_copies
 from outliers.models.attention import attentions, eager
 from outliers.models.hooks import check_hooks, hand_over_hooks
 from outliers.models.stream import apart, in_turns
+from outliers.quantization.attention import AttentionProducts, put_attention, take_attention_back
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.magnitudes import Calibration, stored_weight
 from outliers.quantization.routers import put_routers, routers, take_routers_back
 from outliers.quantization.schemes import BASELINE, SCHEMES, Scheme, get_scheme
 
-KINDS = {"exact": QuantizedLinear, "int8": Int8Linear}
-# As a place: a layer, or several in a row, or an expert of these.
+LAYERS = {"exact": QuantizedLinear, "int8": Int8Linear}  # by what they keep of weights
+# A place that is a layer, several in a row, or an expert of these.
 _LAYERS = re.compile(r"layers\.(?P<first>[0-9]{1,9})(:(?P<end>[0-9]{1,9}))?(\.experts\.(?P<expert>[0-9]{1,9}))?")
 
 
@@ -92,8 +94,8 @@ def quantize(
         True
     """
     scheme = get_scheme(scheme)
-    if keep not in KINDS:
-        raise unknown_name("way to keep weights", keep, KINDS)
+    if keep not in LAYERS:
+        raise unknown_name("way to keep weights", keep, LAYERS)
     if keep == "int8":
         check_kept(scheme)
     check_calibrated(scheme, calibration)
@@ -110,8 +112,8 @@ def quantize(
     # and in the place of each projection the one under the new scheme.
     memo = shared_in_copies(model) | {id(old): _on_the_same_storage(old) for old in model.parameters()}
     memo |= {
-        id(part.module): _under(
-            others.get(part.path, scheme), part, memo, None if part.path in left else KINDS[keep], calibration
+        id(part.module): _replacement(
+            others.get(part.path, scheme), part, memo, None if part.path in left else LAYERS[keep], calibration
         )
         for part in projections(model)
     }
@@ -126,12 +128,8 @@ def quantize(
     if scheme.routers:
         put_routers(copied, scheme, left, calibration)
     if vars(copied).pop("attention_scheme", None):  # in the place of which it is put
-        from outliers.quantization.attention import take_attention_back  # a late import: few schemes change attention
-
         take_attention_back(copied)
     if scheme.attention is not None:
-        from outliers.quantization.attention import AttentionProducts, put_attention
-
         put_attention(copied, AttentionProducts.of(scheme), left)
         copied.attention_scheme = scheme.name
     return copied
@@ -299,27 +297,27 @@ def _at(place: str, parts: list[Projection], modules: list[str], option: str) ->
     if not at_role and not fnmatch.filter([*modules, *paths], place):
         hint = "(patterns match whole paths: '*' matches any text)"
         raise unknown_name(f"place in {option}", place, [*paths, *dict.fromkeys(part.role for part in parts)], hint)
-    return at_role or [part for part in parts if _matches(part.path, place)]
+    matches = partial(fnmatch.fnmatchcase, pat=place)  # a path, or one of its parents
+    return at_role or [part for part in parts if any(map(matches, accumulate(part.path.split("."), "{}.{}".format)))]
 
 
 def quantized_parts(model: PreTrainedModel, scheme: Scheme) -> list[Projection]:
     """Return the parts of a model that a scheme quantizes if nothing is skipped: projections, and attention
     products."""
-    parts = list(projections(model)) if scheme.quantizes_projections else []
-    parts += routers(model) if scheme.routers else ()
-    return parts + (list(attentions(model)) if scheme.attention is not None else [])
+    return [
+        *(projections(model) if scheme.quantizes_projections else ()),
+        *(routers(model) if scheme.routers else ()),
+        *(attentions(model) if scheme.attention is not None else ()),
+    ]
 
 
-def _matches(path: str, pattern: str) -> bool:
-    """Return whether a pattern matches a path or one of its parents."""
-    return any(fnmatch.fnmatchcase(part, pattern) for part in accumulate(path.split("."), "{}.{}".format))
-
-
-def _under(
+def _replacement(
     scheme: Scheme, projection: Projection, memo: dict, kind: type | None, calibration: Calibration | None
 ) -> nn.Module:
-    """Return the layer that replaces a projection, quantized or not, under a scheme; kind: the class of layer, None
-    for exact."""
+    """Return the layer that replaces a projection, quantized or not, under a scheme.
+
+    kind: the class of the layer; None for an exact one.
+    """
     module = projection.module
     if isinstance(module, Int8Linear):
         raise UserError("this model keeps only int8 codes of its weights; quantize the original model")

@@ -13,11 +13,11 @@ from transformers.pytorch_utils import Conv1D
 from outliers.quantization.layer import SchemeLinear, StraightThrough
 from outliers.quantization.linear import operand_of, prepared
 from outliers.quantization.magnitudes import Magnitudes
-from outliers.quantization.schemes import MOST, Scheme
+from outliers.quantization.schemes import MOST_TRANSFORMS, Scheme
 
 # The buffers: codes, scale, zero_point and code_sums, then the tensor that each of the scheme's transforms fitted to
 # the weight, and last the searched quantile of its inputs.
-FITTED = tuple(f"fitted{'' if number == 1 else f'_{number}'}" for number in range(1, MOST + 2))
+FITTED = tuple(f"fitted{'' if number == 1 else f'_{number}'}" for number in range(1, MOST_TRANSFORMS + 2))
 FIELDS = (*Quantized._fields, *FITTED)
 _LAYOUT = threading.RLock()  # held while a layer changes its layout; one for all layers, because locks cannot be copied
 

@@ -162,14 +162,14 @@ def operand_of(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | No
 
     magnitudes: statistics of its inputs, for remedies that require them.
     """
-    asked, scheme = scheme, searched_numbers(weight, scheme, magnitudes) if scheme.searches else scheme
+    written, scheme = scheme, searched_numbers(weight, scheme, magnitudes) if scheme.searches else scheme
     exact, fitted = in_float32(weight) if scheme.transforms else weight, []
     for step in scheme.transforms:
         fitted.append(step.fit(exact, magnitudes))
         exact = step.do("weight", exact, fitted[-1])
         magnitudes = magnitudes and magnitudes.behind(step, fitted[-1])
     codes = _codes(exact, scheme, magnitudes)
-    for step, found in zip(asked.doing("clips"), scheme.doing("clips"), strict=True):
+    for step, found in zip(written.doing("clips"), scheme.doing("clips"), strict=True):
         if step.number == SEARCH:
             fitted.append(torch.tensor(found.number, dtype=torch.float64, device=weight.device))
     return Operand(codes, exact if scheme.transforms else None, tuple(fitted))
@@ -224,10 +224,9 @@ def _ties(weight: torch.Tensor, codes: Quantized, scheme: Scheme) -> torch.Tenso
     grouped = weight.reshape(len(weight), groups, -1)
 
     def tie(scaled: torch.Tensor, distance: float) -> torch.Tensor:
-        below, above = (scaled * (1 + side * distance) for side in (-1, 1))
-        return (
-            below.round_() != above.round_() if element is None else rounded(below, element) != rounded(above, element)
-        )
+        sides = (scaled * (1 + side * distance) for side in (-1, 1))
+        below, above = (side.round_() if element is None else rounded(side, element) for side in sides)
+        return below != above
 
     found = tie((grouped.float() / codes.scale[..., None]).flatten(), MOVE).nonzero()[:, 0]
     scale = codes.scale.expand(len(weight), groups).flatten()[found // grouped.shape[2]]

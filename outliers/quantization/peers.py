@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.models.anatomy import check_plain, projections
@@ -94,11 +94,7 @@ def _int8_file(name: str) -> Path | None:
     return regular_file(file) if file.exists() else None
 
 
-def _config(name: str) -> PretrainedConfig:
-    return config_of(Source(name, None, True), name, any_kind=True) if _int8_file(name) else load_config(name)
-
-
-def _place(name: str, model: PreTrainedModel) -> tuple[str, str, str, tuple]:
+def _cache_key(name: str, model: PreTrainedModel) -> tuple[str, str, str, tuple]:
     """Return the cache key of a model to compare with: name, dtype and device as ours, and the state of its files."""
     int8_file = _int8_file(name)
     states = tuple(map(state_of, [int8_file] if int8_file else local_files(name)))
@@ -114,9 +110,9 @@ def _loaded(name: str, dtype: str, device: str, _states: tuple) -> PreTrainedMod
 
 
 @functools.lru_cache(maxsize=64)
-def _fields(*place) -> dict:
+def _fields(*cache_key) -> dict:
     """Return the fields of rows on a model to compare with; cached, because many metrics ask for them."""
-    name, loaded = place[0], _loaded(*place)
+    name, loaded = cache_key[0], _loaded(*cache_key)
     if _int8_file(name):
         (stored,) = {layer.scheme.name for layer in loaded.modules() if isinstance(layer, Int8Linear)}
     else:
@@ -128,7 +124,7 @@ def _fields(*place) -> dict:
 
 def other_fields(other: str, model: PreTrainedModel) -> dict:
     """Return the row fields that identify the weights of the model to compare with, and how they are stored."""
-    return _fields(*_place(other, model))
+    return _fields(*_cache_key(other, model))
 
 
 @contextmanager
@@ -138,7 +134,7 @@ def other_model(other: str | PreTrainedModel, model: PreTrainedModel) -> Iterato
     Raises:
         UserError: as `outliers.load_model`; the model is in another dtype or on another device, or its files change.
     """
-    theirs = _loaded(*_place(other, model)) if isinstance(other, str) else other
+    theirs = _loaded(*_cache_key(other, model)) if isinstance(other, str) else other
     for what, of in (("dtype", lambda one: one.dtype), ("device", device_of)):
         if of(theirs) != of(model):
             raise UserError(
@@ -155,8 +151,11 @@ def check_alike(model: PreTrainedModel, other: str | PreTrainedModel) -> None:
 
     model: with or without values.
     """
-    is_named = isinstance(other, str)
-    name, config = (other, _config(other)) if is_named else (other.config.name_or_path, other.config)
+    if not isinstance(other, str):
+        name, config = other.config.name_or_path, other.config
+    else:
+        name, int8 = other, _int8_file(other)
+        config = config_of(Source(name, None, True), name, any_kind=True) if int8 else load_config(name)
     if config.model_type != model.config.model_type:
         raise UserError(
             f"'{name}' is a model of the architecture '{config.model_type}'; expected one of "

@@ -13,7 +13,7 @@ from outliers.errors import UserError, shown, unknown_name
 from outliers.models.plugins import plugin_schemes
 from outliers.quantization.remedies import COSTLY, PRODUCTS, REMEDIES, SEARCH, STAGES, Remedy, RemedyKind, Transform
 
-MOST = 3  # successive transforms in a layer
+MOST_TRANSFORMS = 3  # one after the other in a layer
 FIELD_CHECKS = {  # field: the types of its values, and how an error message names them
     "name": (str, "text"),
     "activations": (Quantizer | None, "a Quantizer or None"),
@@ -58,10 +58,10 @@ class Scheme:
     remedies: tuple[Remedy | RemedyKind | str, ...] | list[Remedy | RemedyKind | str] = ()
 
     def __post_init__(self):
-        for part, (kind, expected) in FIELD_CHECKS.items():
-            value = getattr(self, part)
-            if not isinstance(value, kind) or (part == "name" and not value):
-                raise UserError(f"{part} of scheme '{shown(self.name, str)}' is {shown(value)}; expected {expected}")
+        for field, (types, expected) in FIELD_CHECKS.items():
+            value = getattr(self, field)
+            if not isinstance(value, types) or (field == "name" and not value):
+                raise UserError(f"{field} of scheme '{shown(self.name, str)}' is {shown(value)}; expected {expected}")
         if self.outlier_threshold is not None:
             check_threshold(f"outlier_threshold of scheme '{self.name}'", self.outlier_threshold)
         self._check("arithmetic", self.arithmetic, ARITHMETICS)
@@ -85,8 +85,8 @@ class Scheme:
             self._check(operand, str(quantizer), [expected], f" with arithmetic '{self.arithmetic}'")
 
     def _check_remedies(self) -> None:
-        if len(self.transforms) > MOST:
-            raise UserError(f"{len(self.transforms)} transforms in scheme '{self.name}'; expected at most {MOST}")
+        if (count := len(self.transforms)) > MOST_TRANSFORMS:
+            raise UserError(f"{count} transforms in scheme '{self.name}'; expected at most {MOST_TRANSFORMS}")
         for number, remedy in enumerate(self.remedies):
             name, kind = remedy.name, remedy.kind
             for reason, is_so in kind.refuses:
@@ -183,8 +183,8 @@ class Scheme:
         It lacks GPTQ and attention in int8. If the scheme has GPTQ and quantizes activations too, weights stay exact
         while learning, as in SpinQuant.
         """
-        left = [remedy for remedy in self.remedies if not remedy.kind.codes and remedy != self.attention]
-        left = [remedy for remedy in left if remedy.name != ROUTER]
+        others = self.attention, *(remedy for remedy in self.remedies if remedy.kind.codes or remedy.name == ROUTER)
+        left = [remedy for remedy in self.remedies if remedy not in others]
         weights = None if self.doing("codes") and self.activations else self.weights
         return replace(self, name="rotation", weights=weights, remedies=left)
 
@@ -226,8 +226,7 @@ class Scheme:
 
 def _place(remedy: Remedy) -> int:
     """Return a remedy's sort key: transforms first, in their own order, then the others in the order of `REMEDIES`."""
-    names = [*REMEDIES, remedy.name]
-    return -1 if isinstance(remedy.kind, Transform) else names.index(remedy.name)
+    return -1 if isinstance(remedy.kind, Transform) else [*REMEDIES, remedy.name].index(remedy.name)
 
 
 _TENSOR, _ROW, _COLUMN = (Quantizer("int8", granularity) for granularity in ("tensor", "row", "column"))
@@ -248,10 +247,9 @@ _OWN = [
 ]
 
 
-def _alike(granularity: str, *formats: str) -> list[Scheme]:
+def _in_one_format(granularity: str, *formats: str) -> list[Scheme]:
     """Return schemes with both operands in one format, named after the format."""
-    both = {name: Quantizer(name, granularity) for name in formats}
-    return [Scheme(name, format, format) for name, format in both.items()]
+    return [Scheme(name, *2 * [Quantizer(name, granularity)]) for name in formats]
 
 
 def _by_row(name: str, activations: str | None, weights: str) -> Scheme:
@@ -266,11 +264,11 @@ _OF_FORMATS = [
     _by_row("w8", None, "int8"),
     _by_row("w6", None, "int6"),
     _by_row("w4", None, "int4"),
-    *_alike("tensor", "fp8-e4m3", "fp8-e5m2"),
+    *_in_one_format("tensor", "fp8-e4m3", "fp8-e5m2"),
     _by_row("fp8-e4m3-row", "fp8-e4m3", "fp8-e4m3"),
     _by_row("fp8-e5m2-row", "fp8-e5m2", "fp8-e5m2"),
-    *_alike(BLOCK, "mxfp8-e4m3", "mxfp8-e5m2", "mxfp6-e2m3", "mxfp6-e3m2", "mxfp4", "mxint8", "nvfp4"),
-    *_alike("group-32", "bfp8", "bfp6", "bfp4"),
+    *_in_one_format(BLOCK, "mxfp8-e4m3", "mxfp8-e5m2", "mxfp6-e2m3", "mxfp6-e3m2", "mxfp4", "mxint8", "nvfp4"),
+    *_in_one_format("group-32", "bfp8", "bfp6", "bfp4"),
     # Serving systems, with their group sizes.
     Scheme("qserve", Quantizer("int8", "row"), Quantizer("int4-in-int8", _LARGE)),
     Scheme("fireq", Quantizer("fp8-e4m3", "row"), Quantizer("int4-e4m3", _LARGE)),
@@ -326,18 +324,18 @@ def get_scheme(scheme: str | Scheme, alpha: float | None = None) -> Scheme:
             is invalid, see `remedied`.
     """
     if not isinstance(scheme, Scheme):
-        written = _as_called(str(scheme))
+        written = _in_lower_case(str(scheme))
         _check_base(written)
         base, plus, remedies = (written, "", "") if written in SCHEMES else written.partition("+")
         scheme = remedied(_scheme_named(base), remedies) if plus else _scheme_named(base)
-    threshold = None if alpha is None else check_threshold("alpha", alpha)
-    if threshold is None or scheme.outlier_threshold is None:
+    if alpha is None:
         return scheme
-    return replace(scheme, outlier_threshold=threshold)
+    threshold = check_threshold("alpha", alpha)
+    return scheme if scheme.outlier_threshold is None else replace(scheme, outlier_threshold=threshold)
 
 
-def _as_called(written: str) -> str:
-    """Spell the known names in a scheme's name in lower case."""
+def _in_lower_case(written: str) -> str:
+    """Write the names of schemes and remedies that a name consists of in lower case."""
     parts = []
     for part in written.split("+"):
         name = re.split("[=@]", part)[0]

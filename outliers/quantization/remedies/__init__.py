@@ -1,8 +1,8 @@
-"""Remedies that lower the cost of quantization: each is a row of `REMEDIES` and a file."""
+"""Remedies that lower the cost of quantization: each is a row of `REMEDIES`, and a file if it needs more."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from numbers import Real
 from typing import Any, NamedTuple
@@ -100,10 +100,15 @@ class Transform(RemedyKind):
     stage: str = field(default="transforms", kw_only=True)
 
 
+def _by_magnitude(weight: Any, magnitudes: Any) -> Any:
+    """Return the features by decreasing magnitude of their inputs, int64 (features,)."""
+    return magnitudes.inputs.to(weight.device).argsort(descending=True, stable=True)
+
+
 _IN = __name__ + "."
 _SCALED = lambda x, factors: x / factors, lambda weight, factors: weight * factors
 _ROTATED = 2 * (_IN + "hadamard:rotate",)
-_SORTED = 2 * (lambda matrix, order: matrix[:, order],)
+_SORTED = 2 * (lambda matrix, order: matrix[:, order],)  # so that features that share a scale are alike
 _TWENTIETHS = tuple(number / 20 for number in range(21))
 _QUANTILES = (1, 0.9999, 0.999, 0.995, 0.99, 0.98, 0.95, 0.9)
 LEAST, MOST = THRESHOLDS
@@ -122,7 +127,7 @@ REMEDIES: dict[str, RemedyKind] = {
         *_ROTATED,
         number=Number("a seed: a whole number from 0 on", lambda seed: seed == seed // 1 and 0 <= seed < 2**53, 0.0),
     ),
-    "reorder": Transform(_IN + "reorder:order", *_SORTED, calibrated=True, by_feature=True),
+    "reorder": Transform(_by_magnitude, *_SORTED, calibrated=True, by_feature=True),
     "rotation": Transform(
         _IN + "rotation:fit",
         *2 * (_IN + "rotation:turn",),
@@ -158,7 +163,7 @@ REMEDIES: dict[str, RemedyKind] = {
                 lambda scheme: not scheme.activations or scheme.activations.format not in INTEGERS.values(),
             ),
         ),
-        scheme=_IN + "activations:in_bits",
+        scheme=lambda scheme, bits: replace(scheme, activations=replace(scheme.activations, format=f"int{bits:g}")),
     ),
     "gptq": RemedyKind(
         number=Number("a damping above 0, at most 1, such as 0.01", lambda damping: 0 < damping <= 1, 0.01),
