@@ -29,7 +29,7 @@ from outliers.models.pocket.ladder import LADDER
 from outliers.models.source import local_place
 from outliers.runs.rows import FILE as ROWS
 from outliers.text.documents import HUB, TEXTS
-from outliers.tracing.requests import STEM, about_of, request_of, turn
+from outliers.tracing.requests import STEM, about_of, exchange_traces, request_of
 
 FILE = ".printed.json"  # record of what a run printed, beside its rows, tables, figures and page
 PIECE = 1 << 20  # bytes of a file that are read at once
@@ -135,7 +135,7 @@ def show_page(folder: Path, request: str) -> None:
         place = folder / EARLIER / request
         move(place, folder, [*_read(place).get("wrote", ()), FILE])
     if trace := _read(folder).get("trace"):
-        turn(folder, trace["request"], trace["names"])
+        exchange_traces(folder, trace["request"], trace["names"])
     _link(folder, {f"{EARLIER}/{page.parent.name}/{PAGE}": _read(page.parent)["command"] for page in _earlier(folder)})
 
 

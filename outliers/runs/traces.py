@@ -12,9 +12,9 @@ from outliers.models.anatomy.stack_views import stack_view_names
 from outliers.models.names import check_alone
 from outliers.subjects.cell import Cell, Subject, Task
 from outliers.subjects.model_cache import ModelCache, check_same_weights
-from outliers.tracing.excerpt import Excerpt, excerpt, telling_features
+from outliers.tracing.excerpt import Excerpt, excerpt, features_to_show
 from outliers.tracing.masks import Masks, masks
-from outliers.tracing.requests import STEM, about_of, request_of, turn
+from outliers.tracing.requests import STEM, about_of, exchange_traces, request_of
 from outliers.tracing.result import Trace, merged
 
 # File names in the folder of the rows.
@@ -63,7 +63,7 @@ class TraceStore:
         if not force:
             subjects = [(one.get("model", ""), one.get("checkpoint")) for one in (self.about | before, self.about)]
             check_alone(self.folder, *subjects)
-        turn(self.folder, request_of(self.about), names)
+        exchange_traces(self.folder, request_of(self.about), names)
         try:
             yield
         finally:
@@ -115,7 +115,7 @@ class TraceStore:
         for trace in () if subject.experiment.stream else self.traces:  # which would read all layers once more
             path = self.folder / file_of_stack(EXCERPT, trace.stack)
             if saved_excerpt(path, trace) is None:
-                arguments = self.provenance, telling_features(trace), trace.stack or None, trace.about
+                arguments = self.provenance, features_to_show(trace), trace.stack or None, trace.about
                 yield Task("excerpt", _excerpt, subject, arguments), path
 
     @property

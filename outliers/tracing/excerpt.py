@@ -72,7 +72,7 @@ class Excerpt:
             raise UserError(f"cannot read an excerpt from '{path}': {reason_of(error, 200)}; trace again") from None
 
 
-def telling_features(trace: Trace) -> dict[str, list[int]]:
+def features_to_show(trace: Trace) -> dict[str, list[int]]:
     """Return, for each role, the features to show: the outlier features first, then those with the largest values.
 
     attn_in and ffn_in, which share the features of the residual stream, have the same ones.
@@ -80,11 +80,11 @@ def telling_features(trace: Trace) -> dict[str, list[int]]:
     positions = min(trace.block, POSITIONS)
     most = max(1, min(FEATURES, VALUES // (len(trace.roles) * trace.layers * positions)))
     stream = tuple(role for role in ON_STREAM if role in trace.roles)
-    by_role = {role: _telling(trace, stream if role in stream else (role,)) for role in trace.roles}
+    by_role = {role: _most_relevant(trace, stream if role in stream else (role,)) for role in trace.roles}
     return {role: features[:most] for role, features in by_role.items()}
 
 
-def _telling(trace: Trace, roles: tuple[str, ...]) -> list[int]:
+def _most_relevant(trace: Trace, roles: tuple[str, ...]) -> list[int]:
     outliers = trace.outlier_features(roles=roles)["feature"].tolist()
     largest = trace.features(roles).sort_values("max", ascending=False, kind="stable")["feature"].tolist()
     return list(dict.fromkeys([*outliers, *largest]))
@@ -99,7 +99,7 @@ def excerpt(
     Args:
         model: a model of any family, which is not changed.
         block: token ids, int64 (T,), or an example of another family, which is read whole.
-        features: by role, as from `telling_features`.
+        features: by role, as from `features_to_show`.
         stack: as for `outliers.trace`.
 
     Raises:

@@ -33,7 +33,7 @@ def request_of(about: dict) -> str:
     return f"{STEM}-{hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:12]}"
 
 
-def turn(folder: Path, request: str, names: Sequence[str]) -> None:
+def exchange_traces(folder: Path, request: str, names: Sequence[str]) -> None:
     """Move the trace of another request out of a folder, and that of this request back.
 
     Args:

@@ -50,32 +50,40 @@ class Trace:
     are zeros. names: by token id that occurred, its text and its type, see `outliers.text.tokens.named_tokens`; empty
     unless tokens were traced.
 
-    statistics, by name (L layers, h features of the role, V token ids):
+    statistics, by name (L layers, h features of the role, V token ids; "+" joins roles that are counted together):
 
-    | name | shape | | |---|---|---| | ROLE.min, ROLE.max | (L, h) float32 | extremes | | ROLE.largest | (L, 5) float64
-    | absolute value, value, feature, position, token id of the largest entry | | ROLE.rest.max | (L,) float32 | largest
-    absolute value without position 0 | | ROLE.hits, ROLE.sequences_hit | (L, h) int64 | entries, and sequences with an
-    entry, of at least alpha | | ROLE.sum, ROLE.squares, ROLE.squares_rest | (L, h) float64 | power sums; rest: without
-    position 0 | | ROLE.kurtosis_tensor, ROLE.kurtosis_token | (L, 2) float64 | sums over sequences, tokens; without
-    position 0 | | ROLE.magnitude | (T, h) float64 | largest absolute value over the layers, summed over sequences; of
-    `ON_STREAM` | | VIEW.layers_hit, VIEW.positions_hit | (h,) int64 | for roles together ("attn_in+ffn_in"), summed
-    over sequences | | residual.largest | (L, 5) float64 | as ROLE.largest | | residual.sum_of_max,
-    residual.sum_of_ratios | (L,) float64 | of max |x| and max |x| / median |x| | | residual.massive | (L, h) int64 |
-    massive activations; residual.massive_positions (T,), _tokens (V,) | | attention.sinks | (L, T) int64 | heads for
-    which a position is a sink; attention.sinks_tokens (V,) | | text.sequences | (T,) int64 | sequences that reach a
-    position | | experts.tokens | (L, E) int64 | tokens that each expert got; 0 in layers without experts | |
-    experts.max, experts.hits, experts.squares | (L, E, units) float32, int64, float32 | as ROLE's, of what its last
-    projection reads; experts.state_squares (L, E, features) | |
-    experts.largest | (L · E, 5) float64 | as ROLE.largest, of what an expert adds to the residual stream |
+    | name | shape and dtype | meaning |
+    |---|---|---|
+    | ROLE.min, ROLE.max | (L, h) float32 | extremes |
+    | ROLE.largest | (L, 5) float64 | absolute value, value, feature, position, token id of the largest entry |
+    | ROLE.rest.max | (L,) float32 | largest absolute value without position 0 |
+    | ROLE.hits, ROLE.sequences_hit | (L, h) int64 | entries, and sequences with an entry, of at least alpha |
+    | ROLE.sum, ROLE.squares, ROLE.squares_rest | (L, h) float64 | power sums; rest: without position 0 |
+    | ROLE.kurtosis_tensor, ROLE.kurtosis_token | (L, 2) float64 | sums over sequences, tokens; without position 0 |
+    | ROLE.magnitude | (T, h) float64 | of `ON_STREAM`: largest absolute value in the layers, summed over sequences |
+    | ROLE+ROLE.layers_hit, .positions_hit | (h,) int64 | for roles together, summed over sequences |
+    | residual.largest | (L, 5) float64 | as ROLE.largest |
+    | residual.sum_of_max, .sum_of_ratios | (L,) float64 | of the largest magnitude, and its ratio to the median |
+    | residual.massive | (L, h) int64 | massive activations |
+    | residual.massive_positions, .massive_tokens | (T,), (V,) int64 | massive activations by position and token |
+    | attention.sinks | (L, T) int64 | heads for which a position is a sink |
+    | attention.sinks_tokens | (V,) int64 | the same by token |
+    | text.sequences | (T,) int64 | sequences that reach a position |
+    | experts.tokens | (L, E) int64 | tokens that each expert got; 0 in layers without experts |
+    | experts.max, .hits, .squares | (L, E, units) float32, int64, float32 | as ROLE's, of the last projection's input |
+    | experts.state_squares | (L, E, features) float32 | squares of the states that an expert reads |
+    | experts.largest | (L · E, 5) float64 | as ROLE.largest, of what an expert adds to the residual stream |
 
     and, if tokens were traced, statistics of the n token ids that occurred, where position 0 counts as a token of its
     own, V; for the states S "attn_in+ffn_in", as far as they were traced, and "residual"; the magnitude is the largest
     over the layers:
 
-    | name | shape | | |---|---|---| | tokens.ids, tokens.positions | (n,) int64 | in ascending order; positions that
-    they are at | | S.token_sum, S.token_max | (n, h) float64, float32 | magnitudes by token | | S.strongest, S.weakest
-    | (h, 8) float32 | magnitudes where they are most and least; -1 where there are fewer | | S.strongest_at,
-    S.weakest_at | (h, 8, 14) int64 | position; token ids from 8 before to 4 after it, V for none |
+    | name | shape and dtype | meaning |
+    |---|---|---|
+    | tokens.ids, tokens.positions | (n,) int64 | ids in ascending order; positions that they are at |
+    | S.token_sum, S.token_max | (n, h) float64, float32 | magnitudes by token |
+    | S.strongest, S.weakest | (h, 8) float32 | magnitudes where they are most and least; -1 where there are fewer |
+    | S.strongest_at, S.weakest_at | (h, 8, 14) int64 | position; token ids from 8 before to 4 after it, V for none |
 
     The features of attn_in and ffn_in are those of the residual stream, of attn_out the concatenated heads, of ffn_out
     the feed-forward units: only those of the residual stream correspond between layers.
@@ -245,7 +253,7 @@ class Trace:
         if self.experts:
             names = ("tokens", "state_squares", "squares")
             for layer, tokens, states, units in zip(
-                self._numbers, *(self.statistics[f"experts.{name}"] for name in names), strict=True
+                self._layer_numbers, *(self.statistics[f"experts.{name}"] for name in names), strict=True
             ):
                 if tokens.any():
                     found |= of_experts(self.architecture, layer, sums(states, tokens), sums(units, tokens))
@@ -295,7 +303,7 @@ class Trace:
         sent, units, hits, largest = (
             self.statistics[f"experts.{name}"] for name in ("tokens", "max", "hits", "largest")
         )
-        index = pd.MultiIndex.from_product([self._numbers, range(self.experts)], names=["layer", "expert"])
+        index = pd.MultiIndex.from_product([self._layer_numbers, range(self.experts)], names=["layer", "expert"])
         most = units.flatten(0, 1).max(1)
         frequent = (hits >= POSITIONS * sent[..., None]) & (hits > 0)
         columns = {
@@ -320,7 +328,7 @@ class Trace:
             of an earlier version (docs/names.md).
         """
         roles = [*self.roles, *([] if self.cross else [RESIDUAL])]
-        rows = [(layer, role) for role in roles for layer in self._numbers]
+        rows = [(layer, role) for role in roles for layer in self._layer_numbers]
         table = pd.DataFrame(rows, columns=["layer", "role"])
         table["transformerlens"] = [None if self.stack else in_transformerlens(*row) for row in rows]
         first = {
@@ -428,16 +436,16 @@ class Trace:
     def layers_with(self, role: str) -> list[int]:
         """Return the numbers of the layers that have a role; the statistics of others are zeros."""
         there = self.modules.get(role) or [[role]] * self.layers  # in traces of earlier versions all layers have it
-        return [layer for layer, modules in zip(self._numbers, there, strict=True) if modules]
+        return [layer for layer, modules in zip(self._layer_numbers, there, strict=True) if modules]
 
     def _has_feature(self, role: str) -> torch.Tensor:
         """Return which features of a role each layer has, bool (L, h)."""
         width, having = self.statistics[f"{role}.min"].shape[1], self.layers_with(role)
-        widths = self.widths.get(role) or [width * (layer in having) for layer in self._numbers]
+        widths = self.widths.get(role) or [width * (layer in having) for layer in self._layer_numbers]
         return torch.arange(width) < torch.tensor(widths)[:, None]
 
     @property
-    def _numbers(self) -> range:
+    def _layer_numbers(self) -> range:
         """The numbers of the traced layers among those of all stacks."""
         return range(self.first_layer, self.first_layer + self.layers)
 
@@ -462,7 +470,7 @@ class Trace:
         0."""
         rows, length = [], self.positions / self.sequences  # on average
         for role in self.roles:
-            table = {"layer": self._numbers, "role": role, "infinity_norm": self.largest(role).amax(1).numpy()}
+            table = {"layer": self._layer_numbers, "role": role, "infinity_norm": self.largest(role).amax(1).numpy()}
             table["infinity_norm_rest"] = self.statistics[f"{role}.rest.max"].numpy()
             for kind, count in (("tensor", (1, 1)), ("token", (length, length - 1))):
                 means = self.statistics[f"{role}.kurtosis_{kind}"] / self.sequences
@@ -501,7 +509,7 @@ class Trace:
 
     def _largest_entries(self, state: str) -> pd.DataFrame:
         table = pd.DataFrame(self.statistics[f"{state}.largest"].numpy(), columns=["max", "value", *PLACE])
-        table = table.astype(dict.fromkeys(PLACE, "int64")).assign(layer=self._numbers)
+        table = table.astype(dict.fromkeys(PLACE, "int64")).assign(layer=self._layer_numbers)
         return table[table["layer"].isin(self.layers_with(state))]
 
     def massive_activations(self) -> Frame:
@@ -517,7 +525,7 @@ class Trace:
         means = zip(("massive", "max", "ratio"), (massive.sum(1), *sums), strict=True)
         means = {name: (value.double() / self.sequences).numpy() for name, value in means}
         largest = self._largest_entries("residual")[["value", *PLACE]]
-        return self._with_names(pd.DataFrame({"layer": self._numbers, **means}).join(largest))
+        return self._with_names(pd.DataFrame({"layer": self._layer_numbers, **means}).join(largest))
 
     def attention_sinks(self) -> pd.DataFrame:
         """Return attention sinks by position.

@@ -23,7 +23,7 @@ KEYS, COUNTS = "sketch.keys", "sketch.counts"  # see `outliers.tracing.sketch.pa
 MAY_BE_INFINITE = "residual.sum_of_ratios"  # if the median is 0
 
 
-def _name(text: str) -> str:
+def _checked_name(text: str) -> str:
     if not is_line(text) or len(text) > LONGEST_NAME:
         raise ValueError("expected the name of a token in one line")
     return text
@@ -46,7 +46,7 @@ class Header(BaseModel):
     stack: str = ""
     first_layer: NonNegativeInt = 0
     about: dict
-    names: dict[NonNegativeInt, tuple[Annotated[str, AfterValidator(_name)], Literal[TYPES[1:]]]] = {}
+    names: dict[NonNegativeInt, tuple[Annotated[str, AfterValidator(_checked_name)], Literal[TYPES[1:]]]] = {}
     architecture: str = ""
     experts: NonNegativeInt = 0
     modules: dict[State | Literal[RESIDUAL], list[list[Module]]] = {}
@@ -115,7 +115,7 @@ def check_statistics(header: Header, statistics: dict[str, torch.Tensor]) -> Non
         sizes["h"] = (0, *statistics[f"{role}.min" if role in header.roles else "residual.massive"].shape)[-1]
         for name, (dtype, shape) in table.items():
             size = [sizes.get(letter, letter) for letter in shape]
-            _check(f"{state}.{name}", statistics[f"{state}.{name}"], dtype, size)
+            _check_statistic(f"{state}.{name}", statistics[f"{state}.{name}"], dtype, size)
         _check_places(state, statistics, table, [sizes[letter] for letter in "hTV"])
     if not statistics["text.sequences"].all() or (statistics["text.sequences"] > header.sequences).any():
         raise ValueError("its sequences are not as many as it says")
@@ -123,7 +123,7 @@ def check_statistics(header: Header, statistics: dict[str, torch.Tensor]) -> Non
         raise ValueError("its tokens are not in order")
 
 
-def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: list[int]) -> None:
+def _check_statistic(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: list[int]) -> None:
     if tensor.dtype != dtype or list(tensor.shape) != shape or not tensor.numel():
         raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, expected {dtype} {tuple(shape)}")
     if not dtype.is_floating_point and tensor.min() < 0:

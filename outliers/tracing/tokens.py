@@ -124,12 +124,12 @@ def _best(name: str, magnitude: torch.Tensor, at: torch.Tensor) -> tuple[torch.T
     order, best = order.sort(dim=1, descending=True, stable=True)
     tied = ((order[:, 1:] == order[:, :-1]) & (order[:, 1:] >= 0)).any(1).nonzero()[:, 0]
     if len(tied):
-        best[tied] = _ordered_bycontext_of(best[tied], order[tied], at[tied])
+        best[tied] = _ordered_by_context(best[tied], order[tied], at[tied])
     best = best[:, :MOST_POSITIONS]
     return magnitude.gather(1, best), at.gather(1, best[..., None].expand(-1, -1, at.shape[2]))
 
 
-def _ordered_bycontext_of(best: torch.Tensor, order: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+def _ordered_by_context(best: torch.Tensor, order: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     """Sort positions by their order, and ties by the ids of their contexts."""
     at = at.gather(1, best[..., None].expand_as(at))
     places = torch.arange(at.shape[1], device=at.device).expand_as(best)

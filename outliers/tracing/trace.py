@@ -262,7 +262,7 @@ def _in_one_width(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 @contextmanager
-def _naming(*place: int | str) -> Iterator[None]:
+def _with_place(*place: int | str) -> Iterator[None]:
     """Add the place to the error of a hidden state that is not finite: the given place unless the error has its own."""
     try:
         yield
@@ -325,7 +325,7 @@ class _TraceObserver:
 
     def _end_turn(self) -> None:
         """Add up the hits of the layers of a turn."""
-        with _naming():
+        with _with_place():
             self.found.read()
         for view in self.united:
             of_layers = [[of[role].to(self.ids.device) for role in view if role in of] for of in self.in_turn]
@@ -338,7 +338,7 @@ class _TraceObserver:
     def see_hidden_state(self, layer: int, role: str, x: torch.Tensor) -> None:
         kept = self._kept(role, x, x.dtype if role in ON_STREAM else torch.bool)
         state = self._state(layer, role, states.STATISTICS, x, kept)
-        with _naming(layer, role):
+        with _with_place(layer, role):
             self.in_layer[role] = dispatch.add_state(state, self.alpha, role in SKETCHED)
 
     def see_residual(self, layer: int, x: torch.Tensor) -> None:
@@ -347,7 +347,7 @@ class _TraceObserver:
             self.massive[turn] = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         kept = self._kept(RESIDUAL, x, x.dtype) if self.tokens else None
         state = self._state(layer, RESIDUAL, states.RESIDUAL, x, kept)
-        with _naming(layer, RESIDUAL):
+        with _with_place(layer, RESIDUAL):
             dispatch.add_residual(state, (MASSIVE, MASSIVE_RATIO), self.massive[turn])
         self.in_turn.append(dict(self.in_layer))  # the residual stream is a layer's last state
         self.in_layer.clear()

@@ -697,10 +697,10 @@ def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", names: Names) -> E
 
     names: a function from token id to name.
     """
-    from outliers.tracing.excerpt import telling_features  # imports torch
+    from outliers.tracing.excerpt import features_to_show  # imports torch
 
     telling = (
-        {role: places.tolist() for role, places in excerpt.features.items()} if excerpt else telling_features(trace)
+        {role: places.tolist() for role, places in excerpt.features.items()} if excerpt else features_to_show(trace)
     )
     stream = stream_roles(trace)
     largest = {role: trace.largest(role).numpy() for role in trace.roles}

@@ -20,7 +20,7 @@ from outliers.runs.traces import EXCERPT
 from outliers.show.explorer import CELLS, map_of, packed, plotly
 from outliers.show.page import page
 from outliers.show.section import Context, Section
-from outliers.tracing.excerpt import FEATURES, VALUES, Excerpt, excerpt, telling_features
+from outliers.tracing.excerpt import FEATURES, VALUES, Excerpt, excerpt, features_to_show
 from outliers.views.damage import kept_damage_section
 from outliers.views.origins import WRITERS_SHOWN, origins_explorer, origins_section
 from outliers.views.trace import kept_trace_section
@@ -56,7 +56,7 @@ def test_the_excerpt_holds_what_the_layers_read(traced):
 def test_it_is_of_the_telling_features(traced):
     found, of = Excerpt.load(traced[1] / EXCERPT), Trace.load(traced[1] / "trace")
     assert found.about == of.about
-    assert {role: some.tolist() for role, some in found.features.items()} == telling_features(of)
+    assert {role: some.tolist() for role, some in found.features.items()} == features_to_show(of)
     assert found.features["attn_in"].tolist() == found.features["ffn_in"].tolist()
     largest = of.largest("ffn_out").amax(0).sort(descending=True).indices[:FEATURES]
     assert set(found.features["ffn_out"].tolist()) >= set(largest[:3].tolist())
@@ -67,14 +67,14 @@ def test_outlier_features_come_first():
     found = trace(model, blocks, alpha=0.5)
     outliers = found.outlier_features()["feature"].tolist()
     assert outliers
-    assert telling_features(found)["attn_in"][: len(outliers)] == outliers[:FEATURES]
+    assert features_to_show(found)["attn_in"][: len(outliers)] == outliers[:FEATURES]
 
 
 def test_its_size_is_bounded(traced):
     of = Trace.load(traced[1] / "trace")
     deep = replace(of, block=2048, modules={}, statistics=of.statistics | {"residual.largest": torch.zeros(80, 5)})
-    assert {len(some) for some in telling_features(deep).values()} == {VALUES // (4 * 80 * 256)}
-    assert {len(some) for some in telling_features(of).values()} == {FEATURES}
+    assert {len(some) for some in features_to_show(deep).values()} == {VALUES // (4 * 80 * 256)}
+    assert {len(some) for some in features_to_show(of).values()} == {FEATURES}
 
 
 def test_a_finished_trace_gets_its_excerpt_and_keeps_it(traced, monkeypatch):
