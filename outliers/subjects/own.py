@@ -82,7 +82,8 @@ def adopt(module: nn.Module) -> PreTrainedModel:
     config = configs(**{name: value for name, value in fields.items() if name != "model_type"})
     config.vocab_size = linear[heads[-1]].out_features
     parts = _Stack(module, heads[-1]), linear[heads[-1]]
-    empty = {id(one): _without_values(one) for one in (*module.parameters(), *module.buffers())}
+    empty = {id(buffer): buffer.detach().to("meta") for buffer in module.buffers()}
+    empty |= {id(one): nn.Parameter(one.detach().to("meta"), one.requires_grad) for one in module.parameters()}
     own = type(kind, (Own,), {"config_class": configs, "without_values": copy.deepcopy(parts, empty)})
     model = own(config, *parts).train(module.training)
     ids = torch.arange(PROBE, device=linear[heads[-1]].weight.device)[None] % config.vocab_size
@@ -99,11 +100,6 @@ def adopt(module: nn.Module) -> PreTrainedModel:
 
 def _embeds(module: nn.Module, head: nn.Linear) -> bool:
     return isinstance(module, nn.Embedding) and module.num_embeddings == head.out_features
-
-
-def _without_values(tensor: torch.Tensor) -> torch.Tensor:
-    empty = tensor.detach().to("meta")
-    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
 
 
 def _tensor(output: object) -> torch.Tensor:

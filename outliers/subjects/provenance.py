@@ -38,6 +38,8 @@ def environment(device: str | torch.device) -> dict:
     Args:
         device: as in its option: "cpu", "cuda", "cuda:1" or "auto".
     """
+    gpus = Counter(map(torch.cuda.get_device_name, _gpus(device)))
+    names = ", ".join(f"{count} × {name}" if count > 1 else name for name, count in gpus.items())  # 2 × NVIDIA H100
     return {
         "device": str(device),
         "version": outliers.__version__,
@@ -45,7 +47,7 @@ def environment(device: str | torch.device) -> dict:
         "commit": _commit(),
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "transformers", "triton", "bitsandbytes") if _version(name)},
-        "device_name": _names(_gpus(device)) or processor(),
+        "device_name": names or processor(),
         "threads": torch.get_num_threads(),
     }
 
@@ -225,12 +227,6 @@ def _gpus(device: str | torch.device) -> list[str]:
     if str(device) == "auto":
         return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     return [str(device)] if str(device).startswith("cuda") else []
-
-
-def _names(gpus: list[str]) -> str:
-    """Return the names of GPUs, equal ones counted: "2 × NVIDIA H100"."""
-    names = Counter(map(torch.cuda.get_device_name, gpus))
-    return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in names.items())
 
 
 def processor() -> str:

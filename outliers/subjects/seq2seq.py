@@ -21,7 +21,7 @@ REFUSED = {  # options that do not apply to this family, and why
     "stride": "reads blocks that do not overlap",
     "scored": "does not predict the tokens of a block one after the other",
 }
-SHORTEST = Spans.of(2).read
+SHORTEST = Spans.of(2).read  # tokens of a block: one, a sentinel and the end of the sequence
 
 
 def read(subject: "Causal", text: str, blocks: int, seed: int) -> Examples:

@@ -94,5 +94,5 @@ class Served(Causal):
             fields["parameters"] += sum(layer.codes.numel() for layer in small)
         weights = [*model.parameters(), *buffers]
         fields["weights_bytes"] = sum(weight.nbytes for weight in weights)
-        about = {"protocol": protocol_of(self.experiment, self.blocks), "scheme": BASELINE}
-        return fields | about | variant.fields(model)
+        text = {"protocol": protocol_of(self.experiment, self.blocks), "scheme": BASELINE}
+        return fields | text | variant.fields(model)

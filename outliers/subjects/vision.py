@@ -2,7 +2,8 @@
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,7 +35,7 @@ FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP", ".bm
 LARGEST_FILE = 1 << 26  # bytes
 MOST_PIXELS = 1 << 26  # of a picture, before it is resized
 MOST_FILES = 1 << 21  # of a folder
-MOST_VALUES = 1 << 31  # of all prepared pictures together together
+MOST_VALUES = 1 << 31  # of all prepared pictures together
 SPLITS = ("validation", "test", "train")  # of a data set: the first of these that it has
 READS_TEXT = False
 SEED = 0  # of the order of pictures
@@ -106,7 +107,7 @@ def _listed(source: str, count: int | None) -> list[Picture]:
     if source == "sample":
         held_out = digits(held_out=True)
         pairs = enumerate(zip(held_out.pictures, held_out.digits, strict=True))
-        drawn = [Picture(f"digit {n}", lambda p=pixels: Image.fromarray(p), str(label)) for n, (pixels, label) in pairs]
+        drawn = [Picture(f"digit {n}", partial(Image.fromarray, pixels), str(label)) for n, (pixels, label) in pairs]
         return _in_any_order(drawn)[:count]
     if Path(source).is_dir():
         return _in_any_order(_of_folder(Path(source)))[:count]
@@ -187,7 +188,7 @@ def _plain(name: str) -> str:
 
 
 def _of_hub(name: str) -> Iterator[Picture]:
-    """Yield the pictures of a data set; their bytes are decoded here, not by `datasets`."""
+    """Yield the pictures of a data set of the hub, whose bytes are decoded here, not by `datasets`."""
     from datasets import ClassLabel
     from datasets import Image as Column
 
@@ -202,16 +203,12 @@ def _of_hub(name: str) -> Iterator[Picture]:
         raise UserError(f"data set '{name}' has no column of pictures; expected one of the kind Image")
     column, classes = columns[Column][0], columns[ClassLabel][0] if columns[ClassLabel] else None
     names = rows.features[classes].names if classes else []
-    return _rows(name, rows.cast_column(column, Column(decode=False)), column, classes, names)
-
-
-def _rows(name: str, rows: Iterable[dict], column: str, classes: str | None, names: list[str]) -> Iterator[Picture]:
+    rows = rows.cast_column(column, Column(decode=False))
     for number, row in enumerate(itertools.islice(rows, MOST_FILES)):
         content, label = (row[column] or {}).get("bytes"), row[classes] if classes else None
         known = label is not None and 0 <= label < len(names)
-        yield Picture(
-            f"row {number} of {name}", lambda content=content: _open(content or b""), names[label] if known else None
-        )
+        read = partial(_open, content or b"")
+        yield Picture(f"row {number} of {name}", read, names[label] if known else None)
 
 
 class Digits(NamedTuple):

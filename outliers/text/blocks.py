@@ -23,8 +23,8 @@ from outliers.text.pieces import Piece, tokenize
 
 MOST_TOKENS = 2**30  # in all blocks
 COLUMN = "text"  # default column of a data set
-IDS = 2**20  # token ids of a tensor that are converted at once
-SILENT = 10_000  # documents in a row without a token before the tokenizer is considered faulty
+IDS_AT_ONCE = 2**20  # token ids of a tensor that are converted together
+MOST_WITHOUT_TOKENS = 10_000  # documents in a row without a token before the tokenizer is considered faulty
 
 logger = logging.getLogger(__name__)
 
@@ -243,7 +243,7 @@ def cut_text(
     ids, starts, sizes, twice = array("q"), [], array("q") if sized else None, 0
     for piece, begins in _joined(text, tokenizer, column):
         starts += [len(ids)] * begins
-        kept = _once(piece, len(ids), text_tokens, first)
+        kept = _without_repeated_first(piece, len(ids), text_tokens, first)
         twice += len(piece.ids) - len(kept.ids)
         ids.extend(kept.ids)
         if sizes is not None and (of_piece := kept.sizes()) is not None:
@@ -252,7 +252,7 @@ def cut_text(
             sizes = None
         if len(ids) >= wanted:
             break
-    _say_once(text, tokenizer, twice)
+    _report_repeated_first(text, tokenizer, twice)
     whole = len(ids) // text_tokens
     if blocks is None and len(ids) >= wanted:
         raise _too_long(text)
@@ -281,11 +281,10 @@ def _first(tokenizer: PreTrainedTokenizerBase, bos: bool) -> list[int]:
     return [tokenizer.bos_token_id] if bos else []
 
 
-def _once(piece: Piece, place: int, tokens: int, first: list[int]) -> Piece:
-    """Drop first tokens from a piece where a block of `tokens` tokens would begin with them, because `first` already
-    stands there.
+def _without_repeated_first(piece: Piece, place: int, tokens: int, first: list[int]) -> Piece:
+    """Drop the tokenizer's first token from a piece wherever a block would begin with it twice.
 
-    place: position of the piece in the text, in tokens. first: the ids before each block.
+    place: position of the piece in the text, in tokens. tokens: of the text in a block. first: the ids before it.
     """
     if not first or piece.is_end or first[0] not in piece.ids:
         return piece
@@ -301,7 +300,7 @@ def _once(piece: Piece, place: int, tokens: int, first: list[int]) -> Piece:
     return Piece(np.delete(np.asarray(piece.ids), dropped).tolist(), sizes)
 
 
-def _say_once(text: Text, tokenizer: PreTrainedTokenizerBase, times: int) -> None:
+def _report_repeated_first(text: Text, tokenizer: PreTrainedTokenizerBase, times: int) -> None:
     if times:
         logger.warning(
             f"warning: text '{text_name(text)}' has the model's first token, {tokenizer.bos_token}, by itself where "
@@ -341,7 +340,7 @@ def _sequences(
     for number, document in enumerate(itertools.islice(find_text(text, column).documents(), count), 1):
         ids = array("q", first)
         for piece in _pieces_of(document, tokenizer, text_name(text)):
-            kept = _once(piece, len(ids) - len(first), MOST_TOKENS, first)
+            kept = _without_repeated_first(piece, len(ids) - len(first), MOST_TOKENS, first)
             twice += len(piece.ids) - len(kept.ids)
             ids.extend(kept.ids)
             if total + len(ids) > MOST_TOKENS:
@@ -358,7 +357,7 @@ def _sequences(
             f"text '{text_name(text)}' is too short: {len(tensors)} documents make as many sequences, not "
             f"{count or 1}; ask for fewer, or give a longer text"
         )
-    _say_once(text, tokenizer, twice)
+    _report_repeated_first(text, tokenizer, twice)
     return tensors
 
 
@@ -373,7 +372,7 @@ def _joined(text: Text, tokenizer: PreTrainedTokenizerBase, column: str) -> Iter
         for number, piece in enumerate(itertools.chain(_pieces_of(document, tokenizer, name), after)):
             silent = 0 if piece.ids else silent
             yield piece, number == 0
-        if silent >= SILENT:
+        if silent >= MOST_WITHOUT_TOKENS:
             raise UserError(f"{silent} documents of text '{name}' in a row give no tokens; check it and the tokenizer")
 
 
@@ -394,7 +393,7 @@ def _first_tokens(ids: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> torc
 def _pieces_of(document: Document, tokenizer: PreTrainedTokenizerBase, name: str) -> Iterator[Piece]:
     """Yield the tokens of a document lazily. name: of the text, for errors."""
     if isinstance(document, torch.Tensor):
-        return (Piece(ids.tolist()) for ids in document.split(IDS))
+        return (Piece(ids.tolist()) for ids in document.split(IDS_AT_ONCE))
     if isinstance(document, Conversation):
         document = conversation_text(document, tokenizer)
     return tokenize([document] if isinstance(document, str) else document, tokenizer, name)

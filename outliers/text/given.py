@@ -1,5 +1,6 @@
 """Documents given as Python objects: strings, token ids, conversations, or rows of a data set."""
 
+import itertools
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
@@ -69,7 +70,11 @@ def _document(value: object, which: str) -> str | torch.Tensor | Conversation:
         if all(isinstance(entry, Integral) for entry in value):
             return checked_ids(torch.tensor(value), f"token ids of {which}")
         if all(isinstance(entry, Mapping) for entry in value):
-            return Conversation(_checked_messages(value, which))
+            for number, field in itertools.product(range(len(value)), MESSAGE):
+                if not isinstance(value[number].get(field), str):
+                    where = f"message {number + 1} of {which}"
+                    raise UserError(f"{where} has no text in its '{field}'; expected role and content")
+            return Conversation(value)
     raise UserError(f"{which} is of type {type(value).__name__}; expected {EXPECTED}")
 
 
@@ -81,14 +86,6 @@ def checked_ids(ids: torch.Tensor, which: str) -> torch.Tensor:
     if ids.numel() and int(ids.min()) < 0:
         raise UserError(f"{which} go down to {int(ids.min())}; expected 0 or more")
     return ids.cpu()
-
-
-def _checked_messages(messages: Sequence[Mapping], which: str) -> Sequence[Mapping]:
-    for number, message in enumerate(messages, 1):
-        for field in MESSAGE:
-            if not isinstance(message.get(field), str):
-                raise UserError(f"message {number} of {which} has no text in its '{field}'; expected role and content")
-    return messages
 
 
 def conversation_text(conversation: Conversation, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -24,7 +24,7 @@ LONGEST = 1 << 24  # bytes that it may write, as many as a line of a text has
 
 
 class Written(NamedTuple):
-    """What became of a conversation: its text, or the reason why there is none."""
+    """A conversation as a template writes it: its text, or the reason why there is none."""
 
     text: str | None
     reason: str = ""
@@ -36,7 +36,7 @@ def write(template: str, messages: Sequence[Mapping], tokens: Mapping[str, str])
     tokens: the tokenizer's special tokens by role, which templates may name.
     """
     writer = _writer()
-    request = json.dumps([template, messages, tokens, SECONDS], default=_plain)
+    request = json.dumps([template, messages, tokens, SECONDS], default=_as_json)
     answer = ""
     try:
         with contextlib.suppress(BrokenPipeError):
@@ -55,7 +55,7 @@ def write(template: str, messages: Sequence[Mapping], tokens: Mapping[str, str])
 
 @functools.cache
 def _writer() -> subprocess.Popen:
-    """Start the process; it ends when this one does."""
+    """Start the process that writes conversations; it ends when this one does."""
     return subprocess.Popen(
         [sys.executable, "-P", "-c", f"from {__name__} import serve; serve()"],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
@@ -66,16 +66,16 @@ def _writer() -> subprocess.Popen:
     )
 
 
-def _plain(value: object) -> object:
-    """Return what of a message is no JSON as transformers shows it to templates: mappings, and else a type's name."""
+def _as_json(value: object) -> object:
+    """Return a value of a message that is no JSON as templates see it: a mapping as an object, others by their type."""
     return dict(value) if isinstance(value, Mapping) else f"<{type(value).__name__}>"
 
 
 def serve() -> None:
-    """Answer each line of standard input, a request, by a line."""
+    """Answer each request, a line of standard input, with a line of standard output."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     sys.stdout = sys.stderr  # whatever a library prints is no answer
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent's matter
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles it
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     most = psutil.Process().memory_info().vms + MEMORY
     with contextlib.suppress(ValueError, OSError):  # a lower limit is there, or the system has none

@@ -50,7 +50,7 @@ class Vocabulary(NamedTuple):
 
 
 END_OF_TEXT = "<|endoftext|>"
-NEXT = Vocabulary({"eos_token": END_OF_TEXT, "bos_token": END_OF_TEXT, "unk_token": END_OF_TEXT})  # of causal models
+CAUSAL = Vocabulary({"eos_token": END_OF_TEXT, "bos_token": END_OF_TEXT, "unk_token": END_OF_TEXT})
 
 
 class Corpus(NamedTuple):
@@ -64,7 +64,7 @@ class Corpus(NamedTuple):
     reader: Path
 
 
-def prepare(c4: Path, wikitext: Path, work: Path, vocabulary: Vocabulary = NEXT) -> Corpus:
+def prepare(c4: Path, wikitext: Path, work: Path, vocabulary: Vocabulary = CAUSAL) -> Corpus:
     """Train the tokenizer and tokenize the text, once for the same two files; both are cached in a folder of `work`."""
     read = c4.read_bytes() + wikitext.read_bytes() + " ".join(vocabulary.tokens).encode()
     digest = hashlib.sha256(read).hexdigest()[:12]

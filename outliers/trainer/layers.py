@@ -45,7 +45,7 @@ class TrainedExpert(_Trained, ExpertProjection):
     """A projection of one expert, trained in int8; its gradient is that of the parameter of all experts."""
 
 
-KINDS = {nn.Linear: TrainedLinear, Conv1D: TrainedConv1D, ExpertProjection: TrainedExpert}
+TRAINED = {nn.Linear: TrainedLinear, Conv1D: TrainedConv1D, ExpertProjection: TrainedExpert}
 
 
 def train_int8(
@@ -91,7 +91,7 @@ def train_int8(
     if ffn and experts_of(model):
         model.called_before = call_by_projection(model)
     for module in {projection.module for projection in all_projections if projection.role in roles}:
-        module.__class__, module.products = KINDS[type(module)], products
+        module.__class__, module.products = TRAINED[type(module)], products
     if attention:
         put_attention(model, AttentionProducts(products, products))
     return model
@@ -99,7 +99,7 @@ def train_int8(
 
 def _take_back(model: PreTrainedModel) -> None:
     """Restore the plain projections and attention."""
-    back = {trained: plain for plain, trained in KINDS.items()}
+    back = {trained: plain for plain, trained in TRAINED.items()}
     for module in model.modules():
         if vars(module).pop("products", None):
             module.__class__ = back.get(type(module), type(module))

@@ -25,7 +25,7 @@ from outliers.models.skeleton import quiet
 from outliers.trainer.optimizers import optimizer_of
 
 SAVED_EVERY, LOGGED_EVERY = 100, 20  # steps; the second divides the first, so that no mean loss spans a checkpoint
-KEPT = 2  # checkpoints, so that one is complete while the next is written
+CHECKPOINTS = 2  # at the same time, so that one is complete while the next is written
 STATE = "trainer_state.json"  # the file of a checkpoint that is written last
 
 
@@ -39,9 +39,9 @@ def train(
     recipe: Recipe,
     blocks: np.ndarray | Examples,
     folder: Path,
-    seen: Callable[[PreTrainedModel, int], dict] = lambda model, step: {},
-    at: Collection[int] = (),
-    moved: Callable[[int], object] = lambda steps: None,
+    measure: Callable[[PreTrainedModel, int], dict] = lambda model, step: {},
+    steps: Collection[int] = (),
+    progress: Callable[[int], object] = lambda steps: None,
 ) -> list[dict]:
     """Train a model in place: gradients clipped at 1.0, bfloat16 autocast if the recipe says so, weight decay on
     matrices only.
@@ -55,12 +55,12 @@ def train(
         blocks: token ids for next-token prediction, integers (steps · batch, T), or examples (steps · batch) with
             labels; in the order in which they are read.
         folder: of this run alone, for checkpoints.
-        seen: returns what to log of the model after a step; called with both.
-        at: the numbers of steps after which `seen` is called.
-        moved: called with the number of steps since the last call, first with those of a resumed run.
+        measure: returns what to log of the model after a step; called with both.
+        steps: the numbers of steps after which `measure` is called.
+        progress: called with the number of steps since the last call, first with those of a resumed run.
 
     Returns:
-        The log, in order: entries with `step` and the mean `loss` of the last 20 steps, or the values of `seen`.
+        The log, in order: entries with `step` and the mean `loss` of the last 20 steps, or the values of `measure`.
 
     Raises:
         BrokenModel: a loss or a gradient is NaN or inf; the last checkpoint stays.
@@ -74,7 +74,7 @@ def train(
         train_sampling_strategy="sequential",
         max_grad_norm=1.0,
         save_steps=SAVED_EVERY,
-        save_total_limit=KEPT,
+        save_total_limit=CHECKPOINTS,
         logging_steps=LOGGED_EVERY,
         logging_nan_inf_filter=False,
         report_to=[],
@@ -87,7 +87,7 @@ def train(
     trainer = _Trainer(model, arguments, train_dataset=blocks, data_collator=batch, optimizers=(optimizer, schedule))
     trainer.autocast = recipe.autocast
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(_Looking(trainer.log, seen, at, moved))
+    trainer.add_callback(_MeasuringCallback(trainer.log, measure, steps, progress))
     checkpoint = last_checkpoint(folder)
     try:
         with quiet():  # the Trainer shows a bar for each file that it writes
@@ -151,29 +151,29 @@ class _Trainer(Trainer):
         return loss
 
 
-class _Looking(TrainerCallback):
+class _MeasuringCallback(TrainerCallback):
     """A callback that logs measurements of the model after some steps, before a checkpoint that shall include them."""
 
-    def __init__(self, log: Callable, seen: Callable, at: Collection[int], moved: Callable):
-        self.log, self.seen, self.at, self.moved = log, seen, at, moved
+    def __init__(self, log: Callable, measure: Callable, steps: Collection[int], progress: Callable):
+        self.log, self.measure, self.steps, self.progress = log, measure, steps, progress
 
     def on_train_begin(self, _arguments, state, _control, **_others) -> None:
-        self.moved(state.global_step)
+        self.progress(state.global_step)
 
     def on_step_end(self, _arguments, state, control, model: PreTrainedModel, **_others) -> None:
-        self.moved(1)
-        if state.global_step in self.at:
-            log_beside(self.log, control, self.seen(model, state.global_step))
+        self.progress(1)
+        if state.global_step in self.steps:
+            log_beside(self.log, control, self.measure(model, state.global_step))
 
 
-def check_finite(step: int, model: nn.Module, loss: torch.Tensor, again: Callable[[], object]) -> None:
+def check_finite(step: int, model: nn.Module, loss: torch.Tensor, run: Callable[[], object]) -> None:
     """Raise BrokenModel unless the loss of a step and its gradients are finite.
 
-    step: number of the step, counted from 1. again: runs the model once more, to find the cause of a loss that is not
+    step: number of the step, counted from 1. run: runs the model once more, to find the cause of a loss that is not
     finite.
     """
     if not torch.isfinite(loss):
-        where = _first_output(model, again)
+        where = _first_broken_output(model, run)
         raise BrokenModel(f"step {step}: the loss is {loss.item()}, {where}")
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     if not torch.isfinite(nn.utils.get_total_norm(gradients.values())):
@@ -183,7 +183,7 @@ def check_finite(step: int, model: nn.Module, loss: torch.Tensor, again: Callabl
 
 
 @torch.no_grad()
-def _first_output(model: nn.Module, again: Callable[[], object]) -> str:
+def _first_broken_output(model: nn.Module, run: Callable[[], object]) -> str:
     """Run the model again and describe the first module whose output is not finite."""
     broken = []
 
@@ -196,5 +196,5 @@ def _first_output(model: nn.Module, again: Callable[[], object]) -> str:
         for name, module in model.named_modules():
             hook = module.register_forward_hook(lambda _module, _inputs, output, name=name: look(name, output))
             stack.callback(hook.remove)
-        again()
+        run()
     return f"first in the output of '{broken[0]}'" if broken and broken[0] else "while all outputs of layers are finite"

@@ -272,14 +272,14 @@ BREAKS = {
 @pytest.mark.parametrize("int8", [[], ["ffn", "linear"]], ids=["16 bits", "int8"])
 def test_a_number_that_is_none_is_named_and_stops(said, int8, tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "SAVED_EVERY", 4)
-    moves, own = itertools.count(), loop._Looking.on_step_end
+    moves, own = itertools.count(), loop._MeasuringCallback.on_step_end
 
     def breaking(self, *given, model, **others):
         own(self, *given, model=model, **others)
         if next(moves) == 5:
             BREAKS[said](model.transformer.h)
 
-    monkeypatch.setattr(loop._Looking, "on_step_end", breaking)
+    monkeypatch.setattr(loop._MeasuringCallback, "on_step_end", breaking)
     recipe = Recipe(**TINY, steps=20, int8=int8)
     with pytest.raises(BrokenModel, match=f"step 7: {said}.*; the last good checkpoint is '.*checkpoint-4'"):
         loop.train(start(recipe, 0), recipe, blocks_for(recipe), tmp_path)
