@@ -24,7 +24,8 @@ COLUMNS = {"in int8": "{what}", "codes of 0 (%)": "{lost:.1f}", "first key large
 
 @inference
 def lost(model, blocks: torch.Tensor) -> list[dict]:
-    """What codes lose of the probabilities of all queries, and without the largest keys."""
+    """Return how much of the probabilities int8 codes lose, over all queries: with all keys, and without the largest
+    ones."""
     first, found = [], {0.0: [], SHARE: []}
 
     def visit(_layer: int, probabilities: torch.Tensor, _recompute, _visible) -> None:
@@ -42,18 +43,17 @@ def lost(model, blocks: torch.Tensor) -> list[dict]:
 
 
 def _without(probabilities: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Probabilities (…, heads, queries, keys) with 0 for some keys of each head, (…, heads, count)."""
+    """Return probabilities (…, heads, queries, keys) with 0 for some keys of each head, (…, heads, count)."""
     return probabilities.scatter(-1, keys[..., None, :].expand(*probabilities.shape[:-1], -1), 0)
 
 
 def _of_code_0(probabilities: torch.Tensor) -> float:
-    """The mean over queries of the probabilities whose codes are 0."""
+    """Return the mean over queries of the probabilities whose codes are 0."""
     codes = (127 * probabilities / probabilities.amax(-1, keepdim=True)).nan_to_num().round()
     return probabilities.masked_fill(codes > 0, 0).sum(-1).double().mean().item()
 
 
 def main() -> None:
-    """Measure and keep a row for each."""
     options = parser(__doc__)
     options.add_argument("--tokens", type=int, default=512, help="of a block")
     options.add_argument("--blocks", type=int, default=4)

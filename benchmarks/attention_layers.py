@@ -26,7 +26,7 @@ COLUMNS = {"exact": "{exact}", "cost (%)": "{cost:.2f} ± {standard_deviation:.2
 
 
 def costs(model, blocks: torch.Tensor, draws: Iterable[int]) -> list[dict]:
-    """What attention in int8 adds to the perplexity, with no layer exact and with each of `LAYERS`, in per cent."""
+    """Return by how many per cent int8 attention raises perplexity, with no layer exact and with each of `LAYERS`."""
     skipped = {"no layer": (), **{f"layer {layer}": (f"model.layers.{layer}",) for layer in LAYERS}}
     variants = [EXACT, *(Quantized(get_scheme(SCHEME), skip) for skip in skipped.values())]
     found = []
@@ -42,7 +42,6 @@ def costs(model, blocks: torch.Tensor, draws: Iterable[int]) -> list[dict]:
 
 
 def main() -> None:
-    """Measure and keep a row for each."""
     options = parser(__doc__)
     options.add_argument("--draws", type=int, default=8, help="beyond the first, which chose the layers")
     arguments = options.parse_args()

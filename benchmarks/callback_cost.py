@@ -25,7 +25,7 @@ HELD_OUT = (8, 16, 32)  # blocks
 
 
 class Steps(TrainerCallback):
-    """CPU seconds of each step."""
+    """A callback that records the CPU seconds of each step."""
 
     def __init__(self):
         self.seconds = []
@@ -38,7 +38,7 @@ class Steps(TrainerCallback):
 
 
 class Timed(TrainerCallback):
-    """Calls one of several callbacks at each step, in turn, and takes their CPU seconds."""
+    """A callback that calls one of several callbacks after some steps, in turn, and records their CPU seconds."""
 
     def __init__(self, callbacks: dict[int, OutlierCallback], every: int):
         self.seconds, self.every = {blocks: [] for blocks in callbacks}, every
@@ -53,7 +53,7 @@ class Timed(TrainerCallback):
 
 
 def measure(steps: int, every: int) -> list[dict]:
-    """Train and time; a row for each size of the held-out text."""
+    """Train and time; return a row for each size of the held-out text."""
     model, tokenizer = load_model(MODEL), load_tokenizer(MODEL)
     blocks = load_text("sample", tokenizer, TOKENS)
     data = [{"input_ids": ids, "labels": ids} for ids in blocks]
@@ -93,7 +93,6 @@ COLUMNS = {
 
 
 def main() -> None:
-    """Measure and keep the table."""
     options = parser(__doc__)
     options.add_argument("--steps", type=int, default=60)
     options.add_argument("--every", type=int, default=4, help="steps from one measurement to the next")

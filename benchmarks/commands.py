@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from kept import FOLDER, parser
+from kept import FOLDER, from_other_folders, parser
 
 from outliers.files import write_whole
 from outliers.subjects.provenance import environment
@@ -56,7 +56,7 @@ class Forecast(NamedTuple):
 
 
 def forecast_in(text: str, age: float) -> Forecast | None:
-    """The last forecast of what a bar drew; None where it drew none."""
+    """Return the last forecast in what a bar drew; None if there is none."""
     found = LEFT.findall(text)
     if not found:
         return None
@@ -67,7 +67,7 @@ def forecast_in(text: str, age: float) -> Forecast | None:
 
 
 def run(arguments: list[str], limit: float) -> dict | None:
-    """Time a command with its forecasts; None if it does not end within some seconds.
+    """Time a command with its forecasts; return None if it takes longer than a limit in seconds.
 
     Raises:
         RuntimeError: the command failed.
@@ -75,8 +75,7 @@ def run(arguments: list[str], limit: float) -> dict | None:
     ours, its = pty.openpty()
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        places = os.pathsep.join(os.path.abspath(path or ".") for path in sys.path)
-        inside = {"cwd": folder, "env": os.environ | {"PYTHONPATH": places, "COLUMNS": "120"}}
+        inside = {"cwd": folder, "env": from_other_folders() | {"COLUMNS": "120"}}
         program = [sys.executable, "-m", f"outliers.{arguments[0]}", *arguments[1:]]
         process = subprocess.Popen(program, stdout=its, stderr=its, stdin=subprocess.DEVNULL, **inside)
         os.close(its)
@@ -104,7 +103,7 @@ def run(arguments: list[str], limit: float) -> dict | None:
 
 
 def _drawn(terminal: int) -> Iterator[str]:
-    """What a process draws on a terminal, until it ends."""
+    """Yield what a process draws on a terminal, until it ends."""
     while True:
         try:
             part = os.read(terminal, 1 << 16)
@@ -133,7 +132,7 @@ def beside() -> Iterator[None]:
 
 
 def measure(names: list[str], ways: dict[str, Callable], minutes: float, kept: dict[str, dict]) -> dict[str, dict]:
-    """The rows of commands, of which those that could not be measured are as they were kept."""
+    """Return the kept rows of commands, with new ones for those that could be measured in time."""
     end = time.perf_counter() + 60 * minutes
     for name in sorted(names, key=lambda name: float(kept.get(name, {}).get("seconds") or 0)):
         for prefix, surroundings in ways.items():
@@ -168,7 +167,6 @@ COLUMNS = ("seconds", "processor_seconds", "first_least", "first_most", "middle_
 
 
 def main() -> None:
-    """Measure the commands, and keep their times."""
     options = parser(__doc__)
     options.add_argument(
         "commands", nargs="*", metavar="COMMAND", help=f"some of {', '.join(COMMANDS)}; by default all"

@@ -34,32 +34,31 @@ COLUMNS = {
 
 
 def sweep(model, blocks: torch.Tensor) -> None:
-    """Perplexity under every scheme of Table 1, in the order in which a sweep runs them."""
+    """Compute the perplexity under every scheme of Table 1, in the order of a sweep."""
     for scheme in by_weights(SCHEMES[name] for name in TABLE1):
         model = quantize(model, scheme)
         perplexity(model, blocks)
 
 
 def errors(model, blocks: torch.Tensor) -> None:
-    """The errors of all projections under the same schemes, of which fp32 makes none."""
+    """Compute the errors of all projections under the schemes of Table 1, except fp32, which makes none."""
     block_errors(model, blocks, [Quantized(scheme) for scheme in by_weights(SCHEMES[name] for name in TABLE1[1:])])
 
 
 def perplexities(model, blocks: torch.Tensor, scheme: str, field: str) -> None:
-    """Of each role or each layer, alone and all but it."""
+    """Compute the perplexity with each role or layer quantized alone, and with all but it."""
     variant = Quantized(SCHEMES[scheme])
     exchange_losses(coded(quantize(model, variant.scheme)), blocks, variant, exchanges(model, variant, field))
 
 
 def seconds(what: Callable, *arguments) -> float:
-    """Wall seconds."""
+    """Return the wall seconds of a call."""
     start = time.perf_counter()
     what(*arguments)
     return time.perf_counter() - start
 
 
 def main() -> None:
-    """Measure and keep a row for each."""
     options = parser(__doc__)
     options.add_argument("--tokens", type=int, default=512, help="of a block")
     options.add_argument("--rounds", type=int, default=3)

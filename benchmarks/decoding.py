@@ -32,14 +32,14 @@ OF_COMPILED = {"compiled, ms a token": "{compiled:.1f}", "/ bfloat16 compiled": 
 
 
 def timed(call: Callable) -> float:
-    """Milliseconds of CPU time that a call takes."""
+    """Return the milliseconds of CPU time of a call."""
     start = time.process_time()
     call()
     return 1e3 * (time.process_time() - start)
 
 
 def steps(model: PreTrainedModel, step: Callable, cache: Cache, ids: torch.Tensor, tokens: int) -> list[float]:
-    """Milliseconds of so many steps, a token of ids (1, T) each, after a prompt."""
+    """Return the milliseconds of each decoding step after a prompt; ids: (1, T), of which each step reads one."""
     model(ids[:, :PROMPT], past_key_values=cache, use_cache=True, logits_to_keep=1)
     times = []
     for place in range(PROMPT, PROMPT + tokens):
@@ -51,7 +51,7 @@ def steps(model: PreTrainedModel, step: Callable, cache: Cache, ids: torch.Tenso
 
 @torch.inference_mode()
 def measure(name: str, rounds: int, tokens: int, compiles: bool) -> list[dict]:
-    """A row a way."""
+    """Return a row for each way to run the model."""
     models = {BASELINE: outliers.load_model(name, "bfloat16")}
     models |= {scheme: outliers.load_int8(name, scheme, "bfloat16") for scheme in SCHEMES}
     ids = torch.randint(4, models[BASELINE].config.vocab_size, (1, PREFILL), generator=torch.Generator().manual_seed(0))
@@ -76,7 +76,6 @@ def measure(name: str, rounds: int, tokens: int, compiles: bool) -> list[dict]:
 
 
 def main() -> None:
-    """Measure and keep the table."""
     options = parser(__doc__)
     options.add_argument("--model", default="smollm2-135m")
     options.add_argument("--tokens", type=int, default=16, help="that are timed in a round")

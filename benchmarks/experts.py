@@ -29,7 +29,7 @@ COLUMNS = {
 
 
 def mixture() -> Qwen3MoeForCausalLM:
-    """The random mixture, in eval mode."""
+    """Return the random mixture, in eval mode."""
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
         vocab_size=1024,
@@ -47,7 +47,6 @@ def mixture() -> Qwen3MoeForCausalLM:
 
 @torch.inference_mode()
 def main() -> None:
-    """Measure and keep a row for each way."""
     options = parser(__doc__)
     options.add_argument("--rounds", type=int, default=15)
     options.add_argument("--tokens", type=int, default=512)

@@ -33,7 +33,7 @@ COLUMNS = {"in int8": "{setting}", "ms a step": "{milliseconds:.0f}", "of 16 bit
 
 
 def step_of(recipe: Recipe) -> Callable[[], None]:
-    """A step of training."""
+    """Return a function that makes a step of training."""
     model = start(recipe, 0)
     optimizer = optimizer_of(recipe.optimizer, model, recipe.learning_rate, recipe.weight_decay)
 
@@ -53,7 +53,7 @@ def step_of(recipe: Recipe) -> Callable[[], None]:
 
 
 def measure(rung: str, rounds: int) -> list[dict]:
-    """A row a setting."""
+    """Return a row for each setting."""
     torch.compiler.reset()  # which gives up after some models of one process
     steps = {name: step_of(Recipe(start=rung, **setting)) for name, setting in SETTINGS.items()}
     times = {name: [] for name in SETTINGS}
@@ -72,7 +72,6 @@ def measure(rung: str, rounds: int) -> list[dict]:
 
 
 def main() -> None:
-    """Measure and keep the table."""
     options = parser(__doc__)
     options.add_argument("model", choices=LADDER)
     options.add_argument("--rounds", type=int, default=7)

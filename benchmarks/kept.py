@@ -1,6 +1,7 @@
 """Where a benchmark leaves what it measured: numbers with their provenance, of which the pages' tables are made."""
 
 import json
+import os
 import shlex
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
@@ -15,7 +16,7 @@ FOLDER = Path("results/kept/benchmarks")
 
 
 def parser(description: str) -> ArgumentParser:
-    """The options that every benchmark has; description: its docstring."""
+    """Return a parser with the options that every benchmark has; description: the benchmark's docstring."""
     options = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
     options.add_argument("--out", type=Path, default=FOLDER, help="folder for the numbers")
     return options
@@ -35,14 +36,20 @@ def keep(name: str, rows: list[dict], columns: dict[str, str], out: Path) -> Non
     print(f"\n{table(kept, 'simple')}\n\n{out}/{name}.json")
 
 
+def from_other_folders() -> dict[str, str]:
+    """Return the environment of a process in another folder that imports from the same places as this one."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(os.path.abspath(path or ".") for path in sys.path)}
+
+
 def kept_rows(name: str, out: Path) -> list[dict]:
-    """The rows that `keep` wrote before; none where it did not."""
+    """Return the rows that `keep` wrote before; none if it did not."""
     path = out / f"{name}.json"
     return json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
 
 
 def table(kept: dict, form: str = "pipe") -> str:
-    """The table of what `keep` wrote, in a format of the tabulate library, and a sentence on what measured it."""
+    """Return the table of what `keep` wrote, in a format of the tabulate library, and a sentence on how it was
+    measured."""
     cells = [[cell.format(**row) for cell in kept["columns"].values()] for row in kept["rows"]]
     versions = ", ".join(f"{package} {kept[package]}" for package in ("torch", "transformers"))
     threads = f"{kept['threads']} thread{'' if kept['threads'] == 1 else 's'}"

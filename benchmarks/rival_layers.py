@@ -25,9 +25,9 @@ from outliers.quantization.schemes import SCHEMES
 class Rival(NamedTuple):
     """A layer to compare with.
 
-    package: whose version is kept. computes: the codes, and what shares a scale in the activations and in the weights.
-    layer: makes it, a function of activations. dtypes: of inputs and outputs that are timed. alike: which of ours
-    computes the same; none for one that computes something else. compiled: whether `torch.compile` belongs to it.
+    package: the library, whose version is kept. computes: the format of the codes, and what shares a scale in
+    activations and weights. layer: makes it from an `nn.Linear`. dtypes: of the timed inputs and outputs. alike: the
+    name of our layer that computes the same; None if there is none. compiled: whether it is used with `torch.compile`.
     in_models: whether it is a module that a model can run on.
     """
 
@@ -41,7 +41,7 @@ class Rival(NamedTuple):
 
 
 class ZentorchLinear(nn.Module):
-    """AMD's operator of a dynamically quantized layer, given our codes."""
+    """AMD's operator of a dynamically quantized layer, with our codes."""
 
     def __init__(self, exact: nn.Linear):
         super().__init__()
@@ -60,7 +60,7 @@ class ZentorchLinear(nn.Module):
 
 
 def torchao_layer(exact: nn.Linear) -> nn.Module:
-    """PyTorch's own quantization; it is made to be compiled."""
+    """Return the layer of torchao, which is made to be compiled."""
     for name in ("torchao", "torch.utils._pytree"):  # which complain of kernels for GPUs
         logging.getLogger(name).setLevel(logging.CRITICAL)
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, PerRow, quantize_
@@ -71,12 +71,13 @@ def torchao_layer(exact: nn.Linear) -> nn.Module:
 
 
 def torch_layer(exact: nn.Linear) -> nn.Module:
-    """`quantize_dynamic` with its own settings: the activations have 7 of 8 bits, for processors without VNNI."""
+    """Return the layer of `quantize_dynamic` with its defaults: 7 of 8 bits for activations, for processors without
+    VNNI."""
     return torch.ao.quantization.quantize_dynamic(nn.Sequential(exact), {nn.Linear}, torch.qint8)[0]
 
 
 def onnxruntime_layer(exact: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A graph of one layer under `quantize_dynamic` of onnxruntime."""
+    """Return a graph of one layer under `quantize_dynamic` of onnxruntime."""
     import onnxruntime
     from onnx import TensorProto, helper, numpy_helper
     from onnxruntime.quantization import quantize_dynamic
@@ -100,9 +101,9 @@ def onnxruntime_layer(exact: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor
 
 
 def openvino_layer(exact: nn.Linear, group: int | None = None) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A graph of one layer whose weight is codes, with activations in float32 until they are codes.
+    """Return a graph of one layer with codes as weight, and activations in float32 that the library quantizes.
 
-    group: so many features of a token share a scale; all of them by default.
+    group: number of features of a token that share a scale; by default all.
     """
     import numpy
     import openvino
@@ -143,7 +144,7 @@ RIVALS = {
 
 
 def own_layer(exact: nn.Linear, scheme: str) -> Int8Linear:
-    """A layer of ours under the scheme of a name."""
+    """Return our layer under the scheme of a name."""
     return Int8Linear(exact, SCHEMES[scheme])
 
 

@@ -59,7 +59,7 @@ WHAT = {"rival": "{rival} {version}", "computes": "{computes}", "dtype": "{dtype
 
 
 def columns(times: tuple[str, ...], model: str | None) -> dict[str, str]:
-    """The columns of a table, as `keep` takes them."""
+    """Return the columns of a table, for `keep`."""
     beside = {time: RATIOS.format(time) for time in times}
     if not model:
         return WHAT | beside
@@ -68,9 +68,10 @@ def columns(times: tuple[str, ...], model: str | None) -> dict[str, str]:
 
 
 class Player:
-    """A process that measures, and is stopped but in its turns.
+    """A process that measures, and is stopped outside of its turns.
 
-    Made of a function, of this module, that makes what a turn calls: a function of the thing to measure.
+    make: a function of this module, which the process calls with the arguments; it returns the function that measures a
+    thing.
     """
 
     def __init__(self, make: Callable[..., Callable], *arguments: object):
@@ -81,7 +82,7 @@ class Player:
         there.close()  # so that a process that has failed is seen
 
     def turn(self, thing: str) -> object:
-        """What it measures of a thing."""
+        """Return the measurement of a thing."""
         os.kill(self.process.pid, signal.SIGCONT)
         self.connection.send(thing)
         measured = self.connection.recv()
@@ -89,7 +90,6 @@ class Player:
         return measured
 
     def end(self) -> None:
-        """End the process."""
         self.process.kill()
         self.process.join()
 
@@ -103,7 +103,7 @@ def _play(connection, make: Callable[..., Callable], arguments: tuple) -> None:
 
 
 def in_turn(players: Mapping[str, Player], thing: str, seconds: float, rounds: int) -> dict[str, list]:
-    """What each measures of a thing, round by round, so many rounds and seconds at least."""
+    """Return the measurements of a thing by each player, round by round, for a least number of rounds and seconds."""
     times, start = {way: [] for way in players}, time.perf_counter()
     while time.perf_counter() < start + seconds or min(map(len, times.values())) < rounds:
         for way, player in players.items():
@@ -113,7 +113,8 @@ def in_turn(players: Mapping[str, Player], thing: str, seconds: float, rounds: i
 
 @contextmanager
 def playing(make: Callable[..., Callable], name: str, *arguments: object) -> Iterator[dict[str, Player]]:
-    """The players of a rival and of ours; stopped ones would outlive an error."""
+    """Provide the players of a rival and of ours, and end them afterwards, because stopped ones would outlive an
+    error."""
     players = {way: Player(make, name, way, *arguments) for way in with_ours(name)}
     try:
         yield players
@@ -123,18 +124,18 @@ def playing(make: Callable[..., Callable], name: str, *arguments: object) -> Ite
 
 
 def with_ours(name: str) -> dict[str, Rival]:
-    """The ways that are timed in turn."""
+    """Return the layers that are timed in turn."""
     return {"rival": (OURS | RIVALS)[name]} | OURS
 
 
 def of_layers(name: str, dtype: torch.dtype, seconds: float) -> dict:
-    """What a row says of layers."""
+    """Return the fields of a row on layers."""
     with playing(layer_timer, name, dtype) as players:
         return compared({label: in_turn(players, label, seconds, ROUNDS) for label in SHAPES})
 
 
 def layer_timer(name: str, way: str, dtype: torch.dtype) -> Callable[[str], float]:
-    """A function of the label of a shape: milliseconds of a layer."""
+    """Return a function from the label of a shape to the milliseconds of a layer."""
     one, layers = with_ours(name)[way], {}
 
     def milliseconds(label: str) -> float:
@@ -152,7 +153,7 @@ def layer_timer(name: str, way: str, dtype: torch.dtype) -> Callable[[str], floa
 
 
 def of_model(name: str, dtype: torch.dtype, model: str) -> dict:
-    """What a row says of a model."""
+    """Return the fields of a row on a model."""
     with playing(model_timer, name, dtype, model) as players:
         facts, rounds = players["rival"].turn("facts"), in_turn(players, "times", 0, GENERATIONS)
     times = {what: {way: [found[what] for found in of_way] for way, of_way in rounds.items()} for what in OF_MODELS}
@@ -160,7 +161,8 @@ def of_model(name: str, dtype: torch.dtype, model: str) -> dict:
 
 
 def model_timer(name: str, way: str, dtype: torch.dtype, model: str) -> Callable[[str], dict[str, float]]:
-    """A function of "times", milliseconds by what is timed, or "facts", what else a row says."""
+    """Return a function from "times" to milliseconds by what is timed, and from "facts" to the other fields of a
+    row."""
     exact, blocks = load_model(model, name_of(dtype)), load_text("sample", load_tokenizer(model), PROMPT, BLOCKS)
     changed = with_layers(exact, with_ours(name)[way].layer)
 
@@ -174,26 +176,25 @@ def model_timer(name: str, way: str, dtype: torch.dtype, model: str) -> Callable
 
 
 def compared(times: dict[str, dict[str, list[float]]]) -> dict:
-    """What a row says of times, by what is timed and by way, round by round."""
+    """Return the fields of a row from times by what is timed and by way, round by round."""
     least = {what: {way: min(values) for way, values in ways.items()} for what, ways in times.items()}
     ratios = {what: {own: ways["rival"] / ways[own] for own in OURS} for what, ways in least.items()}
     return {"milliseconds": least, "ratios": ratios}
 
 
 def saved(model: nn.Module) -> int:
-    """Bytes of its state in a file."""
+    """Return the bytes of a model's state in a file."""
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
     return file.tell()
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """A dtype as options have it."""
     return str(dtype).removeprefix("torch.")
 
 
 def installed(package: str) -> str | None:
-    """The version of a package; None where it is not installed."""
+    """Return the version of a package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -201,7 +202,6 @@ def installed(package: str) -> str | None:
 
 
 def main() -> None:
-    """Measure each rival in a process of its own, and keep the table."""
     options = parser(__doc__)
     options.add_argument("--rival", choices=RIVALS, help="to measure alone")
     options.add_argument("--model", help="a model to run on the layers")

@@ -7,7 +7,6 @@ Kept are medians of wall and of CPU seconds, the latter also as a median of rati
 same turn; and of loading a model the modules that take longest to import, each with what it imports first.
 """
 
-import os
 import re
 import resource
 import statistics
@@ -16,7 +15,7 @@ import sys
 import tempfile
 import time
 
-from kept import keep, parser
+from kept import from_other_folders, keep, parser
 
 MODEL = "pocket/gpt2-0.1m"
 LOAD = f"import outliers; outliers.load_model('{MODEL}')"
@@ -33,21 +32,16 @@ LARGEST = 20  # modules
 
 
 def seconds(arguments: list[str], folder: str) -> tuple[float, float]:
-    """Wall and CPU seconds of a process."""
+    """Return the wall and CPU seconds of a process."""
     start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, *arguments], cwd=folder, env=_environment(), check=True, capture_output=True)
+    subprocess.run([sys.executable, *arguments], cwd=folder, env=from_other_folders(), check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return time.perf_counter() - start, spent
 
 
-def _environment() -> dict[str, str]:
-    """For a process in another folder: what this one imports from."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join(os.path.abspath(path or ".") for path in sys.path)}
-
-
 def measure(rounds: int) -> list[dict]:
-    """A row for each way; the first round, which fills the caches, does not count."""
+    """Return a row for each way; the first round, which fills the caches, does not count."""
     found = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(rounds + 1):
@@ -67,7 +61,7 @@ def measure(rounds: int) -> list[dict]:
 
 
 def imports(rounds: int) -> list[dict]:
-    """A row for each of the modules that take longest to import where a model is loaded, of the fastest round."""
+    """Return a row for each of the modules that take longest to import when a model is loaded, in the fastest round."""
     program = [sys.executable, "-X", "importtime", "-c", LOAD]
     lines = [subprocess.run(program, check=True, capture_output=True, text=True).stderr for _ in range(rounds)]
     modules = [[(int(time), name) for time, name in IMPORTED.findall(found)] for found in lines]
@@ -76,7 +70,6 @@ def imports(rounds: int) -> list[dict]:
 
 
 def main() -> None:
-    """Measure and keep both tables."""
     options = parser(__doc__)
     options.add_argument("--rounds", type=int, default=7)
     arguments = options.parse_args()

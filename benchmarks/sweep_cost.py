@@ -22,7 +22,7 @@ from outliers.text.blocks import load_text
 
 
 def seconds(model, blocks: torch.Tensor) -> dict[str, float]:
-    """Wall seconds of each scheme, quantization and evaluation, in the order in which a sweep runs them."""
+    """Return the wall seconds of each scheme, quantization and evaluation, in the order of a sweep."""
     times = {}
     for scheme in by_weights(SCHEMES[name] for name in TABLE1):
         start = time.perf_counter()
@@ -33,7 +33,7 @@ def seconds(model, blocks: torch.Tensor) -> dict[str, float]:
 
 
 def plain_seconds(model, blocks: torch.Tensor) -> float:
-    """Wall seconds of what one would write without this project: the model's own loss."""
+    """Return the wall seconds of an evaluation without this project, by the model's own loss."""
     start = time.perf_counter()
     with torch.inference_mode():
         for block in blocks:
@@ -54,20 +54,20 @@ COLUMNS = {
 
 
 def smollm2(tokens: int) -> tuple:
-    """The trained model, and 8 blocks of real text."""
+    """Return the trained model, and 8 blocks of real text."""
     name = "smollm2-135m"
     return load_model(name), load_text("sample", load_tokenizer(name), tokens, 8)
 
 
 def gpt2(tokens: int) -> tuple:
-    """A random model, and a block of random tokens."""
+    """Return a random model, and a block of random tokens."""
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config()).eval()
     return model, torch.randint(model.config.vocab_size, (1, tokens))
 
 
 def smallest(model, blocks: torch.Tensor, rounds: int) -> dict[str, float]:
-    """Milliseconds of each scheme, of all nine together, and of transformers' own loss."""
+    """Return the milliseconds of each scheme, of all nine together, and of transformers' own loss."""
     seconds(model, blocks[:1])
     found = [seconds(model, blocks) | {OWN_LOSS: plain_seconds(model, blocks)} for _ in range(rounds)]
     times = {name: 1e3 * min(times[name] for times in found) for name in found[0]}
@@ -75,7 +75,6 @@ def smallest(model, blocks: torch.Tensor, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and keep a row a scheme."""
     options = parser(__doc__)
     options.add_argument("--tokens", type=int, default=512, help="of a block")
     options.add_argument("--rounds", type=int, default=5)

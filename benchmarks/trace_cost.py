@@ -30,7 +30,7 @@ NAMES = "pocket/gpt2-1.7m"  # whose tokenizer names the tokens of the random mod
 
 
 def store(model, blocks: torch.Tensor, _tokenizer) -> list[tuple[torch.Tensor, ...]]:
-    """What a first script does: keep all hidden states."""
+    """Keep all hidden states, as a first script would."""
     return [model(block[None], use_cache=False, output_hidden_states=True).hidden_states for block in blocks]
 
 
@@ -49,7 +49,7 @@ WAYS = {
 def prepare(
     model: str | None, text: str | None, blocks: int, tokens: int
 ) -> tuple[PreTrainedModel, torch.Tensor, PreTrainedTokenizerBase]:
-    """The model, its token blocks, of a text or else random ones, and what names their tokens."""
+    """Return the model, its token blocks, from a text or else random, and the tokenizer that names their tokens."""
     tokenizer = load_tokenizer(model or NAMES)
     if model:
         return load_model(model), load_text(text, tokenizer, tokens, blocks), tokenizer
@@ -59,27 +59,27 @@ def prepare(
 
 
 def seconds(way: str, *read) -> float:
-    """Wall seconds of one way to read the blocks; read: what `prepare` gives."""
+    """Return the wall seconds of one way to read the blocks. read: what `prepare` returns."""
     start = time.perf_counter()
     WAYS[way](*read)
     return time.perf_counter() - start
 
 
 def resident(field: str) -> float:
-    """MB of this process: VmRSS, now, or VmHWM, at most since the high-water mark was reset (Linux)."""
+    """Return the MB of this process: VmRSS, now, or VmHWM, the most since the high-water mark was reset (Linux)."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
     return int(line.split()[1]) / 1024
 
 
 def rise(way: str, model: str | None, text: str | None, blocks: int, tokens: int) -> float:
-    """How far resident memory rises, in MB, in a process that does nothing else."""
+    """Return how many MB resident memory rises in a process that does nothing else."""
     command = [sys.executable, __file__, "--rise", way, "--blocks", str(blocks), "--tokens", str(tokens)]
     command += ["--model", model, "--text", text] if model else []
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def own_rise(way: str, model, blocks: torch.Tensor, tokenizer) -> float:
-    """How far resident memory rises in this process."""
+    """Return how many MB resident memory rises in this process."""
     WAYS["decoder alone"](model, blocks[:1, :8], tokenizer)  # what is allocated once, as the libraries' own buffers
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     before = resident("VmRSS")
@@ -99,7 +99,6 @@ COLUMNS = {
 
 @torch.inference_mode()
 def main() -> None:
-    """Measure and keep the table; or print how far memory rises in this process."""
     options = parser(__doc__)
     options.add_argument("--model", help="a model's name; by default a random one of GPT-2 small's shape")
     options.add_argument("--text", help="what it reads")

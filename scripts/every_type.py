@@ -133,7 +133,7 @@ OWN = {  # of a type: what its default configuration lacks, or asks for
 def made_small(fields: dict, sizes: Mapping[int, int] | None = None) -> dict:
     """Return the fields of a configuration with small values.
 
-    sizes: others in the place of the usual small ones, such as {64: 96}.
+    sizes: replacements of the usual small values, such as {64: 96}.
     """
     sizes = sizes or {}
     resized = {name: sizes.get(size, size) for name, size in SMALL.items()}

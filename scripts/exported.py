@@ -40,7 +40,7 @@ EXPORTS = (
 
 
 def quantize_256(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
-    """Codes from −128 to 127 at a scale of max/127.5."""
+    """Quantize to codes from −128 to 127 at a scale of max/127.5."""
     scale = matrix.abs().amax(1 if quantizer.per_row else (0, 1), keepdim=True) / 127.5
     return Quantized((matrix / scale.clamp(min=1e-30)).round().clamp(-128, 127).to(torch.int8), scale)
 
@@ -53,7 +53,7 @@ IN_256 = {
 
 
 def main(text: str) -> None:
-    """Measure all, and write them with the versions that made them."""
+    """Measure the perplexity of each export, and write the results with the versions of the libraries."""
     model, tokenizer = outliers.load_model(MODEL), outliers.load_tokenizer(MODEL)
     blocks = outliers.load_text(text, tokenizer, block=BLOCK, blocks=BLOCKS)
     count = len(list(projections(model)))
@@ -77,7 +77,7 @@ def main(text: str) -> None:
 
 
 def perplexity(model: transformers.PreTrainedModel, blocks: torch.Tensor) -> dict:
-    """Mean and standard deviation over draws."""
+    """Return the mean and the standard deviation of the perplexity over draws."""
     found = []
     for draw in range(DRAWS):
         with drawn(model, draw):
@@ -86,7 +86,7 @@ def perplexity(model: transformers.PreTrainedModel, blocks: torch.Tensor) -> dic
 
 
 def table(rows: list[dict]) -> str:
-    """Perplexities by scheme, and by who computed them."""
+    """Return a table of perplexities: a row a scheme, a column for each library that computed them."""
     cells = {(row["scheme"], row["by"]): f"{row['value']:.2f} ± {row['standard_deviation']:.2f}" for row in rows}
     cells |= {(scheme, "ours, 256 codes"): cells[own.name, "outliers"] for scheme, own in IN_256.items()}
     columns = ["outliers", "ours, 256 codes", *dict.fromkeys(format for _, format in EXPORTS)]

@@ -41,10 +41,10 @@ SCALARS = (
 
 
 class Target(NamedTuple):
-    """A kind of file: what makes a sound one, what damages it, and what reads it.
+    """A kind of file.
 
-    make: puts the files into a folder; returns the one that is damaged. read: anything but an exception of another kind
-    than `UserError` is right.
+    make: puts sound files into a folder and returns the one to damage. damage: returns the damaged content of the
+    file. read: reads the folder; it may raise UserError, and any other exception is a failure.
     """
 
     make: Callable[[Path], Path]
@@ -56,7 +56,7 @@ class Target(NamedTuple):
 
 
 def in_bytes(content: bytes, choose: random.Random) -> bytes:
-    """Some bytes flipped, cut out, put in, or the end cut off."""
+    """Flip, cut out or insert some bytes, or cut off the end."""
     damaged = bytearray(content)
     for _ in range(choose.choice([1, 1, 2, 8])):
         place, length = choose.randrange(len(damaged) + 1), choose.choice([1, 4, 64])
@@ -73,7 +73,7 @@ def in_bytes(content: bytes, choose: random.Random) -> bytes:
 
 
 def in_json(content: bytes, choose: random.Random) -> bytes:
-    """A JSON document in which some values are others, missing, moved or repeated."""
+    """Replace, remove, move or repeat some values of a JSON document."""
     document = json.loads(content)
     for _ in range(choose.choice([1, 1, 1, 2, 4])):
         holders = [holder for holder in _holders(document) if holder]
@@ -87,7 +87,7 @@ def in_json(content: bytes, choose: random.Random) -> bytes:
 
 
 def _holders(value) -> list:
-    """All lists and mappings in a JSON document, itself first."""
+    """Return all lists and mappings of a JSON document, itself first."""
     if not isinstance(value, list | dict):
         return []
     inside = value if isinstance(value, list) else value.values()
@@ -111,12 +111,12 @@ def _change(holder: list | dict, choose: random.Random) -> None:
 
 
 def in_json_or_bytes(content: bytes, choose: random.Random) -> bytes:
-    """Mostly another document, sometimes none at all."""
+    """Damage mostly the values of a JSON document, sometimes its bytes."""
     return (in_json if choose.random() < 0.8 else in_bytes)(content, choose)
 
 
 def in_a_line(content: bytes, choose: random.Random) -> bytes:
-    """JSON lines of which one is another document, or some bytes are others."""
+    """Damage some lines of JSON lines, or their bytes."""
     if choose.random() < 0.3:
         return in_bytes(content, choose)
     lines = content.splitlines(keepends=True)
@@ -127,7 +127,7 @@ def in_a_line(content: bytes, choose: random.Random) -> bytes:
 
 
 def in_safetensors(content: bytes, choose: random.Random) -> bytes:
-    """A safetensors file with another header, or with another length of it."""
+    """Damage the header of a safetensors file, or the length that the file states for it."""
     length = int.from_bytes(content[:8], "little")
     header, rest = content[8 : 8 + length], content[8 + length :]
     header = in_json_or_bytes(header, choose)
@@ -136,7 +136,7 @@ def in_safetensors(content: bytes, choose: random.Random) -> bytes:
 
 
 def in_header(content: bytes, choose: random.Random) -> bytes:
-    """A GGUF file with damage in its first bytes, in which sizes, types, names and counts are."""
+    """Damage the first bytes of a GGUF file, which hold sizes, types, names and counts."""
     end = choose.choice([32, 200, 1000, 4000])
     damaged = bytearray(content)
     for _ in range(choose.choice([1, 1, 2, 6])):
@@ -151,7 +151,7 @@ def in_header(content: bytes, choose: random.Random) -> bytes:
 
 
 def model_folder(file: str) -> Callable[[Path], Path]:
-    """A small model, of which one file is damaged."""
+    """Return a function that makes the folder of a small model, of which one file is to be damaged."""
 
     def make(folder: Path) -> Path:
         return shutil.copytree(SMALL, folder / "m") / file
@@ -160,7 +160,7 @@ def model_folder(file: str) -> Callable[[Path], Path]:
 
 
 def sharded(folder: Path) -> Path:
-    """A small model in two files with an index."""
+    """Make the folder of a small model in two files with an index, and return the index."""
     from safetensors.torch import load_file, save_file
 
     whole = shutil.copytree(SMALL, folder / "m") / "model.safetensors"
@@ -176,7 +176,7 @@ def sharded(folder: Path) -> Path:
 
 
 def gguf_file(folder: Path) -> Path:
-    """A LLaMA of one layer and its tokenizer, as llama.cpp writes them."""
+    """Make a GGUF file of a LLaMA with one layer and its tokenizer, as llama.cpp writes them."""
     import gguf
     import numpy as np
     from tokenizers.pre_tokenizers import ByteLevel
@@ -211,7 +211,7 @@ def gguf_file(folder: Path) -> Path:
 
 
 def load_a_model(folder: Path, choose: random.Random) -> None:
-    """By one of the three loaders."""
+    """Load a model by one of the three loaders, drawn at random."""
     import outliers
     from outliers.models.stream import stream_model
 
@@ -226,14 +226,14 @@ def load_a_model(folder: Path, choose: random.Random) -> None:
 
 
 def load_a_tokenizer(folder: Path, _choose: random.Random) -> None:
-    """And use it."""
+    """Load a tokenizer and tokenize a text with it."""
     import outliers
 
     outliers.load_text("sample", outliers.load_tokenizer(str(folder / "m")), 16, 2)
 
 
 def read_text(folder: Path, choose: random.Random) -> None:
-    """Some blocks of it, or more than there are."""
+    """Read some blocks of a text, or more than it has."""
     import outliers
 
     tokenizer = outliers.load_tokenizer("pocket/gpt2-0.1m")
@@ -241,7 +241,7 @@ def read_text(folder: Path, choose: random.Random) -> None:
 
 
 def text_file(folder: Path) -> Path:
-    """Forty documents."""
+    """Make a text of forty documents."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [json.dumps({"text": f"Document {number} says “hello”.\nAgain.", "url": None}) for number in range(40)]
     (folder / "text.jsonl").write_text("\n".join(rows) + "\n")
@@ -249,7 +249,7 @@ def text_file(folder: Path) -> Path:
 
 
 def rows_file(name: str) -> Callable[[Path], Path]:
-    """The kept rows of an artefact of the paper."""
+    """Return a function that makes a file of kept rows of an artefact of the paper."""
 
     def make(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
@@ -261,7 +261,7 @@ def rows_file(name: str) -> Callable[[Path], Path]:
 
 
 def show_rows(*names: str) -> Callable[[Path, random.Random], None]:
-    """Read rows, and show them as one of some artefacts of the paper."""
+    """Return a function that reads rows, and shows them as one of some artefacts of the paper."""
 
     def read(folder: Path, choose: random.Random) -> None:
         import matplotlib.pyplot as plt
@@ -278,7 +278,6 @@ def show_rows(*names: str) -> Callable[[Path, random.Random], None]:
 
 
 def trace_file(folder: Path) -> Path:
-    """A saved trace."""
     import torch
 
     import outliers
@@ -290,7 +289,7 @@ def trace_file(folder: Path) -> Path:
 
 
 def load_a_trace(folder: Path, _choose: random.Random) -> None:
-    """And ask it everything that a report asks."""
+    """Load a trace and make all tables that a report makes of it."""
     import outliers
 
     trace = outliers.Trace.load(folder / "trace")
@@ -313,14 +312,13 @@ draws: 1
 
 
 def experiment_file(folder: Path) -> Path:
-    """A sweep."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "mine.yaml").write_bytes(EXPERIMENT)
     return folder / "mine.yaml"
 
 
 def read_experiment(folder: Path, _choose: random.Random) -> None:
-    """What it specifies."""
+    """Read the experiment file of a sweep."""
     from outliers.commands.sweep import Experiment
     from outliers.config.files import specify
 
@@ -328,7 +326,7 @@ def read_experiment(folder: Path, _choose: random.Random) -> None:
 
 
 def in_yaml(content: bytes, choose: random.Random) -> bytes:
-    """An experiment file with hostile values, aliases and nesting."""
+    """Damage an experiment file with hostile values, aliases and nesting."""
     if choose.random() < 0.3:
         return in_bytes(content, choose)
     lines = content.decode().splitlines()
@@ -367,9 +365,9 @@ TARGETS = {
 
 
 def try_case(name: str, number: int, sound: Path, folder: Path) -> tuple[str, str]:
-    """Damage the file of a case in a copy of its sound folder, and read it: an outcome, and what was said.
+    """Damage the file of a case in a copy of its sound folder and read it; return the outcome and the message.
 
-    sound: as `sound_folder` makes it.
+    sound: the folder that `sound_folder` made.
     """
     target, choose = TARGETS[name], random.Random(f"{name} {number}")
     shutil.rmtree(folder, ignore_errors=True)
@@ -389,14 +387,14 @@ def try_case(name: str, number: int, sound: Path, folder: Path) -> tuple[str, st
 
 
 def sound_folder(name: str, folder: Path) -> Path:
-    """A folder with the sound files of a target, which remembers the one that is to be damaged."""
+    """Make a folder with the sound files of a target, and note in it which one is to be damaged."""
     file = TARGETS[name].make(folder)
     (folder / "damaged").write_text(str(file.relative_to(folder)))
     return folder
 
 
 def serve(pipe, temporary: str) -> None:
-    """In a process of its own: try the cases that come through a pipe."""
+    """Try the cases that come through a pipe, in a process of its own."""
     place = Path(temporary)
     while True:
         name, number = pipe.recv()
@@ -408,14 +406,14 @@ def serve(pipe, temporary: str) -> None:
 
 
 class Reader:
-    """A process that reads cases, and another one after it was too slow or too large."""
+    """A process that tries cases; a new one replaces it after it was too slow or too large."""
 
     def __init__(self, temporary: str):
         self.temporary = temporary
         self.process = None
 
     def try_case(self, name: str, number: int) -> tuple[str, str]:
-        """An outcome and what was said."""
+        """Try a case; return its outcome and the message."""
         if self.process is None:
             context = multiprocessing.get_context("spawn")
             self.pipe, other = context.Pipe()
@@ -447,7 +445,7 @@ class Reader:
 
 
 def fuzz(names: list[str], seconds: float, first: int) -> int:
-    """Try cases of each target in turn; print counts and failures, return how many failed."""
+    """Try cases of each target in turn; print counts and failures, and return how many failed."""
     counts, end, number, failed = Counter(), time.monotonic() + seconds, first, []
     with tempfile.TemporaryDirectory() as temporary:
         reader = Reader(temporary)
@@ -469,7 +467,6 @@ def fuzz(names: list[str], seconds: float, first: int) -> int:
 
 
 def main() -> None:
-    """Read the options and run."""
     options = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     options.add_argument("--minutes", type=float, default=5.0, help="how long")
     options.add_argument("--only", choices=TARGETS, help="files of one kind")

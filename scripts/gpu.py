@@ -55,8 +55,11 @@ SCHEMES = (
 
 
 class Size(NamedTuple):
-    """What is measured: layers (tokens, features, outputs); a model and its blocks (blocks, tokens); and a prompt with
-    the tokens decoded after it."""
+    """The sizes of the measurements.
+
+    layers: tokens, features and outputs of each. model: fields of its configuration. blocks: their number, and tokens
+    of each. decoded: tokens of the prompt, and tokens that follow it.
+    """
 
     layers: tuple[tuple[int, int, int], ...]
     model: dict
@@ -76,7 +79,7 @@ SIZE = Size(
 
 
 def run_tests(_device: torch.device, _size: Size) -> list[dict]:
-    """Run all but what takes long; what failed, and how many passed."""
+    """Run the tests of the GPU but the slow ones; return the failed ones, and a summary."""
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-m", "not slow and not nightly", *TESTS]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     lines = done.stdout.splitlines()
@@ -86,7 +89,7 @@ def run_tests(_device: torch.device, _size: Size) -> list[dict]:
 
 @torch.inference_mode()
 def time_layers(device: torch.device, size: Size) -> list[dict]:
-    """Microseconds of each way of a layer: of a call with its launches, and in a replayed graph."""
+    """Return the microseconds of each way to compute a layer: of a call with its launches, and in a replayed graph."""
     rows = []
     for shape in size.layers:
         row = {"tokens × features × outputs": " × ".join(map(str, shape))}
@@ -101,23 +104,22 @@ def time_layers(device: torch.device, size: Size) -> list[dict]:
 
 
 def repeat(run: Callable[[], object]) -> None:
-    """Call it some times."""
     for _ in range(CALLS):
         run()
 
 
 def in_graph(run: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """The same as a graph, where there are some."""
+    """Return a function that replays the call as a CUDA graph; on a CPU the call itself."""
     return capture(run) if device.type == "cuda" else run
 
 
 def least_time(run: Callable[[], object], device: torch.device) -> float:
-    """Milliseconds of the shortest of some rounds, after one that is not timed."""
+    """Return the milliseconds of the fastest of some rounds, after one that is not timed."""
     return min([timed(run, device)[0] for _ in range(1 + ROUNDS)][1:])
 
 
 def model_and_blocks(device: torch.device, size: Size) -> tuple[PreTrainedModel, torch.Tensor]:
-    """A model in float16 from a seed, in which some features are large, and blocks of random tokens."""
+    """Return a model in float16 drawn from a seed, with some large features, and blocks of random tokens."""
     torch.manual_seed(0)
     config = OPTConfig(word_embed_proj_dim=size.model["hidden_size"], **size.model)
     with device:
@@ -130,7 +132,7 @@ def model_and_blocks(device: torch.device, size: Size) -> tuple[PreTrainedModel,
 
 @torch.inference_mode()
 def time_trace(device: torch.device, size: Size) -> list[dict]:
-    """Milliseconds of a trace and a perplexity, and in passes of the decoder alone."""
+    """Return the milliseconds of a trace and a perplexity, also relative to a pass of the decoder alone."""
     model, blocks = model_and_blocks(device, size)
     runs = {
         "decoder": lambda: [None for _ in run_decoder(model, blocks)],
@@ -141,7 +143,7 @@ def time_trace(device: torch.device, size: Size) -> list[dict]:
 
 
 def time_schemes(device: torch.device, size: Size) -> list[dict]:
-    """Milliseconds of a perplexity under each scheme, and in those of the exact model."""
+    """Return the milliseconds of a perplexity under each scheme, also relative to the exact model."""
     model, blocks = model_and_blocks(device, size)
     times = {"exact": least_time(lambda: outliers.perplexity(model, blocks), device)}
     for scheme in SCHEMES:
@@ -151,7 +153,7 @@ def time_schemes(device: torch.device, size: Size) -> list[dict]:
 
 
 def time_decoding(device: torch.device, size: Size) -> list[dict]:
-    """Milliseconds of a prefill and of a decode step of one sequence, exact and in int8."""
+    """Return the milliseconds of a prefill and of a decode step of one sequence, exact and in int8."""
     model, blocks = model_and_blocks(device, size)
     prompt, tokens = size.decoded
     rows = []
@@ -163,7 +165,7 @@ def time_decoding(device: torch.device, size: Size) -> list[dict]:
 
 
 def shares(times: dict[str, float]) -> list[dict]:
-    """Rows of times in milliseconds, and of their multiples of the first."""
+    """Return a row for each run, with its milliseconds, and its multiple of the first run."""
     first = next(iter(times.values()))
     return [{"run": name, "milliseconds": spent, "times": spent / first} for name, spent in times.items()]
 
@@ -179,17 +181,17 @@ SECTIONS = {
 
 
 def about(device: torch.device) -> dict:
-    """Versions, device and code, that of this script too."""
+    """Return versions, device, and the hashes of the code and of this script."""
     return environment(device) | {"cuda": torch.version.cuda, "script": hash_of([Path(__file__)])}
 
 
 def folder_of(device: torch.device) -> Path:
-    """That of a type of device."""
+    """Return the folder of the results of a type of device."""
     return FOLDER / "-".join(re.findall(r"[a-z0-9]+", about(device)["device_name"].lower()))
 
 
 def is_done(name: str, device: torch.device) -> bool:
-    """Whether the results of a section are there, of the same code and versions."""
+    """Return whether the results of a section exist and were made by this code and these versions."""
     file = folder_of(device) / f"{name}.json"
     if not file.exists():
         return False
@@ -200,7 +202,7 @@ def is_done(name: str, device: torch.device) -> bool:
 
 
 def run_section(name: str, device: torch.device, size: Size = SIZE) -> int:
-    """Measure, and write what was found; whether a test failed."""
+    """Run a section and write its rows and their table; return 1 if a test failed, otherwise 0."""
     rows, folder = SECTIONS[name][0](device, size), folder_of(device)
     folder.mkdir(parents=True, exist_ok=True)
     table = tabulate(rows, headers="keys", tablefmt="pipe", floatfmt=".4g")
@@ -210,7 +212,7 @@ def run_section(name: str, device: torch.device, size: Size = SIZE) -> int:
 
 
 def run_all(device: torch.device) -> int:
-    """Run all sections that are not there; whether one failed."""
+    """Run all sections without current results; return 1 if one failed, otherwise 0."""
     failed = []
     for name, (_, seconds) in SECTIONS.items():
         if is_done(name, device):
@@ -227,7 +229,6 @@ def run_all(device: torch.device) -> int:
 
 
 def main() -> int:
-    """Run all, or the section that is given."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("section", nargs="?", choices=SECTIONS)
     section = options.parse_args().section

@@ -50,7 +50,7 @@ NNSIGHT = {
 
 
 def make_model(kind: str) -> PreTrainedModel:
-    """A model whose weights are the same everywhere, as random numbers of another version need not be."""
+    """Return a model whose weights are computed, because random numbers differ between versions of torch."""
     config = AutoConfig.for_model(kind, **SIZES, **MODELS[kind], attn_implementation="eager")
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
@@ -61,7 +61,7 @@ def make_model(kind: str) -> PreTrainedModel:
 
 
 def make_bridge(kind: str, model: PreTrainedModel):
-    """The model in TransformerLens, without any change to its weights."""
+    """Return the model in TransformerLens, with its weights unchanged."""
     from transformer_lens.model_bridge import TransformerBridge
 
     name = {"gpt2": "gpt2", "llama": "meta-llama/Llama-2-7b-hf"}[kind]
@@ -69,7 +69,7 @@ def make_bridge(kind: str, model: PreTrainedModel):
 
 
 def seen(bridge, names: Iterable[str]) -> dict[str, torch.Tensor]:
-    """The states of some names of layer 1, as TransformerLens has them: (1, T, features), or by head."""
+    """Return states of layer 1 by their names in TransformerLens, (T, features), heads side by side."""
     found = {}
     keep = [(f"blocks.1.{name}", lambda x, hook, name=name: found.update({f"blocks.1.{name}": x})) for name in names]
     with torch.no_grad():
@@ -78,7 +78,7 @@ def seen(bridge, names: Iterable[str]) -> dict[str, torch.Tensor]:
 
 
 def ablated(bridge, name: str) -> torch.Tensor:
-    """The last logits (vocabulary,) where features are zero in a state of layer 1."""
+    """Return the last logits (vocabulary,) with features of a state of layer 1 set to zero."""
 
     def zero(x, hook):
         x = x.clone()
@@ -90,7 +90,7 @@ def ablated(bridge, name: str) -> torch.Tensor:
 
 
 def in_nnsight(model: PreTrainedModel, name: str) -> torch.Tensor:
-    """A state by its path in nnsight, (T, features)."""
+    """Return a state by its path in nnsight, (T, features)."""
     from nnsight import NNsight
 
     wrapped = NNsight(model)
@@ -100,7 +100,7 @@ def in_nnsight(model: PreTrainedModel, name: str) -> torch.Tensor:
 
 
 def classic(kind: str, model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The states of HookedTransformer, whose weights are those of the model without processing."""
+    """Return the states of HookedTransformer with the weights of the model, unprocessed."""
     from transformer_lens import HookedTransformer, HookedTransformerConfig
     from transformer_lens.pretrained import weight_conversions
 
@@ -137,7 +137,10 @@ def _tokenizer():
 
 
 def _of(kind: str) -> dict:
-    """What both see in a model; each has one of its own, for TransformerLens takes apart the one that it is given."""
+    """Return the states and logits of a model in both libraries.
+
+    Each library gets a model of its own, because TransformerLens takes its model apart.
+    """
     bridge = make_bridge(kind, make_model(kind))
     readers = [name for name in READERS if kind == "llama" or name != "mlp.gate.hook_in"]
     found = {
@@ -151,7 +154,7 @@ def _of(kind: str) -> dict:
 
 
 def main() -> None:
-    """Write all, with the versions that made it."""
+    """Write the values of all models, with the versions of the libraries."""
     from importlib.metadata import version
 
     versions = {name: version(name) for name in ("transformer-lens", "nnsight", "transformers", "torch")}

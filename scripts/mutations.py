@@ -149,7 +149,7 @@ MUTATIONS = {
     "outliers/quantization/remedies/tokens.py": [("(high >= number) | (low <= -number)", "high >= number")],
     "outliers/quantization/convert.py": [
         ("return new.train(module.training)", "return new"),
-        ("None if part.path in left else KINDS[keep]", "KINDS[keep]"),
+        ("None if part.path in left else LAYERS[keep]", "LAYERS[keep]"),
     ],
     "outliers/quantization/store.py": [("if not same:", "if False:")],
     "outliers/quantization/layer.py": [("hidden_states, *self.parameters()", "(hidden_states,)")],
@@ -352,13 +352,13 @@ OUTPUT = "mutation.txt"  # of the tests of one mistake, in the clone
 
 
 def test_files(module: str) -> list[str]:
-    """The tests of a module."""
+    """Return the paths of the tests that concern a module."""
     names = next(names for beginning, names in TESTS.items() if module.startswith(beginning))
     return [str(path.relative_to(ROOT)) for name in names.split() for path in ROOT.glob(f"tests/*/test_{name}.py")]
 
 
 def caught_by(clone: Path, module: str, old: str, new: str, arguments: list[str]) -> str | None:
-    """The first test that fails while a module of a clone says something else."""
+    """Return the first test that fails after a line of a module of the clone was changed; None if none does."""
     path = clone / module
     sound, times = path.read_text(), path.stat()
     if sound.count(old) != 1:
@@ -379,8 +379,10 @@ def caught_by(clone: Path, module: str, old: str, new: str, arguments: list[str]
 
 
 def run_tests(clone: Path, arguments: list[str]) -> None:
-    """Run tests of a clone, with their output in a file, in this process: a fork of one that has imported what takes
-    long."""
+    """Run tests of a clone, with their output in a file.
+
+    This process is a fork of one that has imported what takes long.
+    """
     os.chdir(clone)
     sys.path[:0] = places = [str(clone), str(clone / "kernels")]
     os.environ["PYTHONPATH"] = os.pathsep.join(places)

@@ -53,7 +53,7 @@ IN_PAPER = {  # schemes of the paper's Table 1, as it names them
 
 
 def schemes() -> str:
-    """Every scheme and its parts."""
+    """Return the table of all schemes and their parts."""
     rows = [
         [
             f"`{scheme.name}`",
@@ -69,8 +69,11 @@ def schemes() -> str:
 
 
 class System(NamedTuple):
-    """A serving system: what it is here, and the published perplexity of a model under it, by the name of its source
-    and what the model was under; None where a source states none for one model."""
+    """A serving system, and the published perplexity of a model under it.
+
+    variant: what it is here. source: None if no publication states its perplexity for one model. under: the name of the
+    system in the source.
+    """
 
     variant: str
     source: str | None = None
@@ -87,7 +90,7 @@ SYSTEMS = {
 
 
 def systems() -> str:
-    """What serving systems cost models of their sources, and what their rules cost SmolLM2-135M."""
+    """Return the table of what serving systems cost published models, and what their formats cost SmolLM2-135M."""
     kept = {row["variant"]: row for row in read_rows(ROOT / "results/kept/founding")}
     facts, rows = read_facts(), []
     for name, one in SYSTEMS.items():
@@ -108,7 +111,8 @@ TELLING = ("fp32", "absmax", "zeropoint", "absmax-vector", "llm.int8")  # scheme
 
 
 def smollm2(schemes: Collection[str] = SCHEMES) -> str:
-    """What some schemes cost SmolLM2-135M, with their scatter, beside what they cost models of the paper."""
+    """Return the table of what some schemes cost SmolLM2-135M, with scatter, beside what they cost models of the
+    paper."""
     rows = read_rows(ROOT / "results/kept/smollm2-135m/sweep")
     own, sizes = {row["scheme"]: row["cost"] for row in costs_of_schemes(rows)}, ("1.3b", "6.7b", "13b")
 
@@ -129,7 +133,7 @@ def smollm2(schemes: Collection[str] = SCHEMES) -> str:
 
 
 def fits() -> str:
-    """The exponentials of Figure 3b, of the kept runs and of the published rows."""
+    """Return the table of the exponentials of Figure 3b, fitted to kept runs and to published rows."""
     rows = []
     for run, of in (("training", "along the training of `gpt2-1.7m`"), ("emergence", "over the seven pocket models")):
         for fit in read_csv(ROOT / f"results/kept/{run}/fits.csv").to_dict("records"):
@@ -143,7 +147,7 @@ def fits() -> str:
 
 
 def plans() -> str:
-    """What kept plans of SmolLM2 leave exact, and cost on blocks that were not searched, with and without that."""
+    """Return the table of what kept plans of SmolLM2 leave exact, and of the cost without and with each plan."""
     rows = []
     for folder in ("absmax", "w8a8", "w4a8-g64"):
         points = plan_points(read_rows(ROOT / "results" / "kept" / "plans" / folder)).query("stage == 'confirm'")
@@ -158,7 +162,7 @@ def plans() -> str:
 
 
 def _markdown(headers: list, rows: list[list[str]], texts: int = 1) -> str:
-    """texts: so many columns from the left are text, the others numbers."""
+    """Return a table in Markdown; texts: how many columns from the left hold text, the others hold numbers."""
     align = ["left"] * texts + ["right"] * (len(headers) - texts)
     rows = [[*row[:texts], *(NEGATIVE.sub("−", cell) for cell in row[texts:])] for row in rows]
     return tabulate(rows, headers, tablefmt="pipe", disable_numparse=True, colalign=align)

@@ -38,7 +38,8 @@ BY_HAND = "by hand"  # the name of a table that nothing makes
 
 
 class Listed(NamedTuple):
-    """What docs/numbers.yaml lists for a page: quotations of numbers, tables by section, quotations of exceptions."""
+    """The entries of docs/numbers.yaml for a page: quotations of numbers, tables by section, quotations of
+    exceptions."""
 
     numbers: list[str]
     tables: dict[str, list[str]]
@@ -46,7 +47,7 @@ class Listed(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Something wrong with a page; with the part of its text that should be another, if it is known which."""
+    """An error of a page, and the part of its text to replace with what is right, if that is known."""
 
     said: str
     start: int = 0
@@ -106,7 +107,7 @@ def without_tables(page: str, text: str) -> str:
 
 
 def differences(text: str, listed: Listed, values: Values) -> Iterator[Difference]:
-    """Compare the numbers and tables of a page with what is listed for it."""
+    """Compare the numbers and tables of a page with its entries in docs/numbers.yaml; yield what is wrong."""
     places, wrong = places_of_tables(text, listed.tables)
     yield from wrong
     prose = text
@@ -151,7 +152,7 @@ def differences(text: str, listed: Listed, values: Values) -> Iterator[Differenc
 
 
 def _find(quotation: str, text: str, expected: list[str]) -> list[re.Match]:
-    """Find a quotation in a page, with a number, or text, in the place of each value."""
+    """Return the places where a quotation stands in a page, with a number or text in place of each value."""
     words = (r"\s+".join(map(re.escape, re.split(r"\s+", one))) for one in PLACE.split(quotation)[::2])
     groups = (f"({NUMBER.pattern})" if NUMBER.fullmatch(one) else r"([\s\S]+?)" for one in expected)
     pattern = "".join(part for pair in zip(words, [*groups, ""], strict=True) for part in pair)
@@ -167,7 +168,7 @@ def written(text: str, wrong: list[Difference]) -> str:
 
 
 def main() -> None:
-    """Compare every page, print what is wrong, and write what is right if that is asked."""
+    """Compare every page, print what is wrong, and correct it if `--write` is given."""
     values, listed, failed = read_values(), read_listed(), False
     for path in pages():
         page, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")

@@ -25,12 +25,12 @@ END = re.compile(r"""(?<!\bal\.)(?<!\be\.g\.)(?<!\bi\.e\.)(?<=[.!?])[*"')]*\s+(?
 
 
 def pages() -> list[Path]:
-    """README, and every page of docs that a person writes."""
+    """Return README, and every page of docs that a person writes."""
     return [ROOT / "README.md", *sorted({*(ROOT / "docs").glob("*.md")} - {MADE})]
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a page of Markdown, each on one line."""
+    """Return the sentences of a page of Markdown, each on one line."""
     prose = re.sub(r"`[^`]+`", lambda code: re.sub(r"[\s.?!]", "_", code[0]), NOT_PROSE.sub("\n\n", text))
     prose = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", prose)  # of a link its text
     items = (RUN_IN.sub("", " ".join(item.split())) for item in ITEM.split(prose))
@@ -38,12 +38,12 @@ def sentences(text: str) -> list[str]:
 
 
 def words(sentence: str) -> int:
-    """How many words it has; signs between them are none."""
+    """Return the number of words of a sentence; signs alone are no words."""
     return sum(bool(re.search(r"\w", word)) for word in sentence.split())
 
 
 def problems(name: str, text: str) -> list[str]:
-    """The rules that a page breaks."""
+    """Return the rules that a page breaks, a line each."""
     found = sentences(without_tables(name, text))
     average = mean(map(words, found)) if found else 0
     lines, most = len(text.splitlines()), LINES.get(name, LINES_OF_A_PAGE)

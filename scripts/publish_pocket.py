@@ -133,14 +133,14 @@ WORDS = {  # of the models of each objective
 
 
 def held_out(folder: Path, c4: Path, objective: str) -> Examples:
-    """What a rung is measured on, as its family reads it."""
+    """Return the text or pictures that a rung is measured on, as its family reads them."""
     of_text = {"text": str(c4), "block": CONTEXT, "blocks": BLOCKS}
     settings = {"text": "sample", "blocks": HELD_OUT} if objective == "pictures" else of_text
     return Causal(str(folder), None, Experiment(name="held-out", **settings)).blocks
 
 
 def features_of(model: PreTrainedModel, blocks: Examples, stack: str) -> dict:
-    """Outlier statistics of one stack; `feature` is the one that hits the most positions."""
+    """Return outlier statistics of one stack; `feature` is the one with hits at the most positions."""
     found = trace(model, blocks, STREAM, attention=False, stack=stack or None)
     features = found.features()
     return {
@@ -155,13 +155,16 @@ def features_of(model: PreTrainedModel, blocks: Examples, stack: str) -> dict:
 
 
 def by_frequencies(blocks: Examples, seen: np.ndarray) -> float:
-    """Perplexity of what is predicted by how often each token stands in a text, ids (tokens,), and once more."""
+    """Return the perplexity of the labels under the frequencies of tokens in a text.
+
+    seen: ids of the text (tokens,); each token counts once more than it occurs.
+    """
     counts = np.bincount(seen, minlength=VOCABULARY) + 1
     return float(np.exp(-np.log(counts / counts.sum())[blocks.labels[blocks.labels != IGNORED]].mean()))
 
 
 def emergence(name: str, work: Path, c4: Path) -> list[dict]:
-    """One row a checkpoint of a rung."""
+    """Return a row for each checkpoint of a rung."""
     folders = sorted((work / name).glob("step-*"))
     blocks, rows = held_out(folders[-1], c4, CAUSAL), []
     for folder in tqdm(folders, desc=name, disable=None):
@@ -173,7 +176,7 @@ def emergence(name: str, work: Path, c4: Path) -> list[dict]:
 
 
 def card(name: str, folder: Path, c4: Path, seen: Corpus) -> str:
-    """The card of a rung, as measured. c4: the rows that are held out. seen: what it has learnt from."""
+    """Return the card of a rung with its measurements. c4: the held-out rows. seen: the training text."""
     rung = LADDER[name]
     model, blocks = load_model(str(folder)), held_out(folder, c4, rung.objective)
     fields = {**rung._asdict(), "name": name, "tokens": STEPS * rung.batch * CONTEXT / 1e6}
@@ -204,7 +207,6 @@ def ship(name: str, work: Path, c4: Path, seen: Corpus) -> None:
 
 
 def main() -> None:
-    """Publish the rungs that are trained to the end."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"rungs to publish: {', '.join(LADDER)} (default: all)")
     for option, (file, _) in TEXTS.items():

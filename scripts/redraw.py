@@ -21,7 +21,7 @@ ROWS = {"rows.parquet", "rows.jsonl", "README.md"}
 
 
 def redraw(run: str, section: Section) -> None:
-    """Draw a section of a run, and print which files have changed."""
+    """Draw the section of a run again, and print which files have changed."""
     with TemporaryDirectory() as folder:
         write_files(section, Path(folder))
         for drawn in sorted(Path(folder).iterdir()):

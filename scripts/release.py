@@ -45,46 +45,46 @@ Sums = dict[str, int]  # path to CRC-32
 
 
 def build(folder: Path, *options: str) -> tuple[Path, Path]:
-    """The wheel and the source distribution of the clone, made in a folder."""
+    """Build the wheel and the source distribution of the clone in a folder."""
     subprocess.run([sys.executable, "-m", "build", *options, "--outdir", str(folder), str(ROOT)], check=True)
     name = f"outliers-{outliers.__version__}"
     return folder / f"{name}-py3-none-any.whl", folder / f"{name}.tar.gz"
 
 
 def in_wheel(wheel: Path) -> Sums:
-    """What a wheel installs, without what it says of itself."""
+    """Return the files that a wheel installs, without its metadata."""
     with zipfile.ZipFile(wheel) as archive:
         return {one.filename: one.CRC for one in archive.infolist() if ".dist-info/" not in one.filename}
 
 
 def in_sdist(sdist: Path) -> Sums:
-    """What a source distribution holds, without what the build adds."""
+    """Return the files of a source distribution that the clone has too."""
     with tarfile.open(sdist) as archive:
         contents = {one.name.partition("/")[2]: archive.extractfile(one).read() for one in archive if one.isfile()}
     return {path: zlib.crc32(content) for path, content in contents.items() if path not in ADDED}
 
 
 def in_clone(*places: str) -> Sums:
-    """What git tracks in some places."""
+    """Return the files that git tracks in some places."""
     listed = subprocess.run(["git", "ls-files", "-z", *places], cwd=ROOT, capture_output=True, text=True, check=True)
     return {path: zlib.crc32((ROOT / path).read_bytes()) for path in listed.stdout.split("\0") if path}
 
 
 def expected_in_wheel() -> Sums:
-    """The files that come along, at their places in a wheel."""
+    """Return the tracked files that a wheel must hold, at their places in it."""
     moved = ((place, folder, in_clone(folder)) for folder, place in PLACES.items())
     return {place + path.removeprefix(folder): crc for place, folder, files in moved for path, crc in files.items()}
 
 
 def expected_in_sdist() -> Sums:
-    """The files in the places that pyproject.toml lists."""
+    """Return the tracked files in the places that pyproject.toml lists."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     places = project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
     return in_clone(*(place.removeprefix("/") for place in places))
 
 
 def metadata(wheel: Path) -> Metadata:
-    """What a wheel says of itself.
+    """Return the metadata of a wheel.
 
     Raises:
         ExceptionGroup: a field is missing, unknown or malformed.
@@ -95,7 +95,7 @@ def metadata(wheel: Path) -> Metadata:
 
 
 def faults(wheel: Path, sdist: Path) -> list[str]:
-    """What is wrong with the files, in lines."""
+    """Return what is wrong with the two files, a line each."""
     pairs = {wheel: (in_wheel(wheel), expected_in_wheel()), sdist: (in_sdist(sdist), expected_in_sdist())}
     return [
         *(f"{file.name} has more than {LARGEST:,} bytes" for file in pairs if file.stat().st_size > LARGEST),
@@ -112,7 +112,7 @@ def try_out(command: list[str], folder: Path, steps: Iterable[tuple[str, ...]] =
     """Run steps in a new folder, outside of the clone.
 
     Raises:
-        RuntimeError: one failed, left no file, or ran other code than the clone's, or the clone itself.
+        RuntimeError: a step failed, left no file, or ran other code than the clone's, or the clone itself.
     """
     folder.mkdir()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
@@ -134,7 +134,7 @@ def run(command: list[str], **options: object) -> None:
     """Run a command.
 
     Raises:
-        RuntimeError: it failed; with what it printed.
+        RuntimeError: it failed; the message has what it printed.
     """
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
     if done.returncode:
@@ -143,14 +143,14 @@ def run(command: list[str], **options: object) -> None:
 
 @contextmanager
 def timed(name: str) -> Iterator[None]:
-    """Print how long something takes."""
+    """Print how long the context takes."""
     start = time.perf_counter()
     yield
     print(f"{time.perf_counter() - start:8.1f} s  {name}", flush=True)
 
 
 def main() -> int:
-    """Build, check, install and run."""
+    """Build, check, install and run a release; return 1 if a file is wrong, otherwise 0."""
     with timed("built"):
         wheel, sdist = build(ROOT / "dist", "--quiet")
     print(*(f"{file.stat().st_size / 1e6:8.1f} MB {file.name}" for file in (wheel, sdist)), sep="\n")

@@ -46,12 +46,10 @@ class Hop(NamedTuple):
 
     @property
     def room(self) -> str:
-        """The room of its file."""
         return room_of(self.file.removeprefix("kernels/").removesuffix(".py").replace("/", "."))
 
 
 def room_of(module: str) -> str:
-    """Return the room of a module."""
     first = next((part for part in module.split(".") if part != "outliers"), "")
     return first if first in ROOMS else ROOMS[-1]
 
@@ -127,7 +125,7 @@ def _draw_imports(axes: Axes, rooms: list[str], counts: Counter[tuple[str, str]]
 
 
 def main() -> None:
-    """Draw the rooms that have files, in their order."""
+    """Draw the rooms that have imports, in their order."""
     counts = imports()
     rooms = [room for room in ROOMS if any(room in pair for pair in counts)]
     file = Path(sys.argv[1]) if sys.argv[1:] else ROOT / "docs/rooms.svg"

@@ -18,7 +18,7 @@ PACKAGES = (outliers, outliers.plot)
 
 
 def stub(package: ModuleType) -> str:
-    """The stub of a package: its public names, imported from their homes."""
+    """Return the stub of a package: an import of each public name from the module that defines it."""
     homes = package._HOME | dict.fromkeys(getattr(package, "_ROOMS", ()), "outliers")
     lines = sorted(f"from {home} import {name} as {name}\n" for name, home in homes.items())
     ours = ["".join(some) for _, some in groupby(lines, lambda line: line.startswith("from outliers"))]
@@ -26,7 +26,6 @@ def stub(package: ModuleType) -> str:
 
 
 def stub_file(package: ModuleType) -> Path:
-    """Where the stub of a package stands."""
     return Path(package.__file__).with_suffix(".pyi")
 
 

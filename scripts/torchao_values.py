@@ -26,14 +26,14 @@ MICROSCALING = {  # by the names of this project
 
 
 def matrix(rows: int, features: int, seed: int) -> torch.Tensor:
-    """Values of many magnitudes, float32 (rows, features)."""
+    """Return values of many magnitudes, float32 (rows, features)."""
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.randn(rows, features, generator=generator).mul_(2).exp_()
     return torch.randn(rows, features, generator=generator).mul_(sizes)
 
 
 def microscaling() -> dict:
-    """Scales and dequantized values of each format; among the inputs ties, zeros, and what is very small."""
+    """Return scales and dequantized values of each format; the inputs have ties, zeros, and very small values."""
     x = matrix(6, 64, 0)
     x[1, :40] = 0
     x[2] *= 1e-30
@@ -46,7 +46,7 @@ def microscaling() -> dict:
 
 
 def nvfp4() -> dict:
-    """Dequantized values, and the scales of groups and of everything."""
+    """Return dequantized values, and the scales of groups, times that of the matrix."""
     x = matrix(6, 64, 1).clamp(-50, 50)
     whole = per_tensor_amax_to_scale(x.abs().max())
     made = NVFP4Tensor.to_nvfp4(x, per_tensor_scale=whole)
@@ -55,7 +55,7 @@ def nvfp4() -> dict:
 
 
 def int8_layer() -> dict:
-    """A linear layer with dynamic quantization of its inputs."""
+    """Return the codes, scales and outputs of a linear layer with dynamic quantization of its inputs."""
     layer, x = torch.nn.Linear(32, 12), matrix(7, 32, 2)
     layer.weight.data, layer.bias.data = matrix(12, 32, 3), matrix(1, 12, 4)[0]
     found = {"x": x.tolist(), "weight": layer.weight.tolist(), "bias": layer.bias.tolist()}
@@ -67,7 +67,7 @@ def int8_layer() -> dict:
 
 
 def main() -> None:
-    """Write all, with the versions that made it."""
+    """Write all values, with the versions of the libraries."""
     found = {"torchao": torchao.__version__, "torch": torch.__version__}
     found |= {"microscaling": microscaling(), "nvfp4": nvfp4(), "int8_layer": int8_layer()}
     PATH.write_text(json.dumps(found) + "\n", encoding="utf-8")

@@ -49,7 +49,8 @@ SINUSOIDS = 0.06
 
 
 def _corrupted_spans(corpus: Corpus, recipe: Recipe, seed: int) -> Examples:
-    """Raffel et al., 2020, section 3.1.4: spans of each block anew, of which the encoder reads as much as fits."""
+    """Return blocks with corrupted spans, cut so long that the encoder reads a whole context (Raffel et al., 2020,
+    section 3.1.4)."""
     tokenizer, generator = PreTrainedTokenizerFast.from_pretrained(corpus.reader), torch.Generator().manual_seed(seed)
     blocks = blocks_in_order(corpus.ids, recipe.steps, recipe.batch, seed, Spans.read_in(CONTEXT).tokens)
     marks, end = sentinels_of(tokenizer), torch.tensor([tokenizer.eos_token_id])
@@ -58,7 +59,8 @@ def _corrupted_spans(corpus: Corpus, recipe: Recipe, seed: int) -> Examples:
 
 
 def _masked_tokens(corpus: Corpus, recipe: Recipe, seed: int) -> Examples:
-    """Devlin et al., 2019, section 3.1: 15 % of the tokens of each block between [CLS] and [SEP], at random."""
+    """Return blocks between [CLS] and [SEP] of which 15 % of the tokens are predicted (Devlin et al., 2019, section
+    3.1)."""
     tokenizer, generator = PreTrainedTokenizerFast.from_pretrained(corpus.reader), torch.Generator().manual_seed(seed)
     blocks = blocks_in_order(corpus.ids, recipe.steps, recipe.batch, seed, CONTEXT - 2)
     inner = torch.from_numpy(blocks.astype(np.int64))
@@ -73,8 +75,7 @@ def _masked_tokens(corpus: Corpus, recipe: Recipe, seed: int) -> Examples:
 
 
 def _digits(corpus: Corpus, recipe: Recipe, seed: int) -> Examples:
-    """The pictures that are not held out, in another order in each epoch; of which the last incomplete batch is not
-    seen."""
+    """Return the pictures that are not held out, in another order in each epoch, without its last incomplete batch."""
     seen, generator = digits(held_out=False), np.random.default_rng(seed)
     whole = len(seen.digits) // recipe.batch * recipe.batch
     epochs = -(-recipe.steps * recipe.batch // whole)
@@ -85,7 +86,7 @@ def _digits(corpus: Corpus, recipe: Recipe, seed: int) -> Examples:
 
 
 def _prepare_digits(_c4: Path, _wikitext: Path, work: Path) -> Corpus:
-    """No text, and what makes values of −1 to 1 of a picture of any size."""
+    """Write an image processor that scales pictures to values from −1 to 1; return it with an empty text."""
     folder, grey = work / "digits", [0.5] * 3
     size = {"height": SIDE, "width": SIDE}
     ViTImageProcessorPil(size=size, image_mean=grey, image_std=grey).save_pretrained(folder)
@@ -99,8 +100,8 @@ def _next_tokens(corpus: Corpus, recipe: Recipe, seed: int) -> np.ndarray:
 class Objective(NamedTuple):
     """The objective of a rung.
 
-    prepare: of the files of C4 and WikiText-2 and a folder to work in, what is learnt from. examples: of that, a recipe
-    and a seed, the blocks or examples that are seen, (steps · batch), in their order.
+    prepare: makes the corpus from the files of C4 and WikiText-2 and a folder to work in. examples: returns the blocks
+    or examples of a training, (steps · batch), in their order, from the corpus, a recipe and a seed.
     """
 
     prepare: Callable[[Path, Path, Path], Corpus]
@@ -124,7 +125,7 @@ OBJECTIVES = {
 
 
 def _t5(rung: Rung) -> PretrainedConfig:
-    """The first T5, as the paper and its blog post measure it: ReLU, and embeddings that are the head."""
+    """Return the configuration of the first T5, with ReLU, and embeddings tied to the head."""
     shape = {"d_model": rung.width, "num_layers": rung.layers, "num_heads": rung.heads, "d_ff": 4 * rung.width}
     return T5Config(**shape, d_kv=rung.width // rung.heads, dropout_rate=0.0, decoder_start_token_id=0, **TIED)
 
@@ -159,7 +160,7 @@ CONFIGS |= {"t5": _t5, "bert": _bert, "vit": _vit}
 
 @torch.no_grad()
 def begin(recipe: Recipe, seed: int) -> PreTrainedModel:
-    """The model of a rung before its first step, in float32."""
+    """Return the model of a rung before its first step, in float32."""
     model, rung = start(recipe, seed), LADDER[recipe.start]
     if rung.architecture == "t5":
         model.get_input_embeddings().weight.mul_(EMBEDDING)
@@ -172,7 +173,7 @@ def begin(recipe: Recipe, seed: int) -> PreTrainedModel:
 
 
 def save(model: PreTrainedModel, step: int, folder: Path, reader: Path) -> dict:
-    """Write one checkpoint as fp16 safetensors with its tokenizer or image processor; there is nothing to log."""
+    """Write a checkpoint as fp16 safetensors with its tokenizer or image processor; return nothing to log."""
     folder = folder / f"step-{step:04d}"
     copy.deepcopy(model).half().save_pretrained(folder)
     shutil.copytree(reader, folder, dirs_exist_ok=True)
@@ -180,7 +181,8 @@ def save(model: PreTrainedModel, step: int, folder: Path, reader: Path) -> dict:
 
 
 def train_rung(name: str, c4: Path, wikitext: Path, work: Path) -> None:
-    """Train one rung with seed 0: its models in `work / name / "step-0025"` and so on, its losses in `log.jsonl`."""
+    """Train a rung with seed 0; its checkpoints go to `work / name / "step-0025"` and so on, its losses to
+    `log.jsonl`."""
     recipe, folder = Recipe(start=name), work / name
     objective = OBJECTIVES[recipe.objective]
     corpus = objective.prepare(c4, wikitext, work)
@@ -191,7 +193,6 @@ def train_rung(name: str, c4: Path, wikitext: Path, work: Path) -> None:
 
 
 def main() -> None:
-    """Train the named rungs, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"rungs to train: {', '.join(LADDER)} (default: all)")
     for option, (file, what) in TEXTS.items():
