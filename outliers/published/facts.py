@@ -168,7 +168,7 @@ def facts_of(facts: Iterable[Fact], models: Sequence[str]) -> list[Fact]:
     return [fact for fact in facts if model_key(fact.model) in keys]
 
 
-def elsewhere(models: list[str]) -> Table | None:
+def published_elsewhere(models: list[str]) -> Table | None:
     """Return a table of values that others published for these models; None if none are known."""
     known = [
         [model_key(fact.model), fact.words, fact.note, fact.source.short] for fact in facts_of(read_facts(), models)

@@ -3,7 +3,7 @@
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import product
 
@@ -84,8 +84,7 @@ def collect(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection[
     outlier_tokens = defaultdict(list)  # by layer: a mask for each block
     largest_keys: dict[int, torch.Tensor] = {}
     causal = family_of(model.config).name == "causal"
-
-    tokens: Counter = Counter()  # by place of an expert's input
+    tokens: Counter = Counter()  # by place of the input
 
     @contextmanager
     def hooks(model: PreTrainedModel, layer: int | None) -> Iterator[None]:
@@ -94,22 +93,15 @@ def collect(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection[
                 largest = _largest_weights(projection)
                 weights[place] = torch.maximum(weights.get(place, largest), largest)
         # beside the states of all tokens what each expert reads of them
-        whole = [one for one in readers(model, layer) if one.place in weights]
-        of_experts = [
-            one._replace(role=one.own_place[1], state=0, expert=None)
-            for one in projections(model, layer)
-            if one.expert is not None
-        ]
-        with ExitStack() as stack:
-            stack.enter_context(input_hooks([one for one in whole if one.expert is None], see))
-            stack.enter_context(input_hooks(of_experts, see_in_expert))
-            if keys:
-                stack.enter_context(watched_keys(model, see_keys, layer))
+        whole = [one for one in readers(model, layer) if one.place in weights and one.expert is None]
+        of_experts = [one for one in projections(model, layer) if one.expert is not None]
+        of_experts = [one._replace(role=one.own_place[1], state=0, expert=None) for one in of_experts]
+        with (
+            input_hooks(whole, see),
+            input_hooks(of_experts, see),
+            watched_keys(model, see_keys, layer) if keys else nullcontext(),
+        ):
             yield
-
-    def see_in_expert(layer: int, role: str, x: torch.Tensor) -> None:
-        tokens[layer, role] += len(x)
-        see(layer, role, x)
 
     @contextmanager
     def all_tokens(model: PreTrainedModel, layer: int | None) -> Iterator[None]:
@@ -135,15 +127,14 @@ def collect(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection[
 
     def see(layer: int, role: str, x: torch.Tensor) -> None:
         place = layer, role
-        statistics_of_block = {
-            name: statistic.of(x.float(), len(blocks)).cpu() for name, statistic in statistics.items()
-        }
-        finite = statistics_of_block["inputs"].isfinite()
+        tokens[place] += len(x)
+        of_block = {name: statistic.of(x.float(), len(blocks)).cpu() for name, statistic in statistics.items()}
+        finite = of_block["inputs"].isfinite()
         if not finite.all():
             feature = int((~finite).nonzero()[0])
             raise not_finite(f"in the hidden states of layer {layer}, role {role}, feature {feature}")
-        seen = Magnitudes(weights=weights[place], **statistics_of_block)
-        magnitudes[place] = magnitudes[place].merge(seen) if place in magnitudes else seen
+        known = Magnitudes(weights=weights[place], **of_block)
+        magnitudes[place] = magnitudes[place].merge(known) if place in magnitudes else known
         if causal and role == OUTLIER_ROLE:
             largest = x.abs().amax(1)
             outlier_tokens[layer].append((largest > OUTLIER_TOKEN * largest.median()).cpu())

@@ -12,7 +12,7 @@ from outliers.models.anatomy.weights import device_of
 from outliers.quantization.convert import check_instead, skipped
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, path_under, stored_weight
-from outliers.quantization.schemes import Scheme, says_bits, scheme_fields
+from outliers.quantization.schemes import Scheme, reports_bits, scheme_fields
 
 
 def row_fields(
@@ -44,7 +44,7 @@ def row_fields(
         layers = [module for module in modules if isinstance(module, Int8Linear | QuantizedLinear)]
         paths = {layer.path(model.dtype) for layer in layers} or {path_under(scheme, device_of(model), model.dtype)}
         fields["kernels"] = ", ".join(sorted(paths))
-        if says_bits(scheme):
+        if reports_bits(scheme):
             left = skipped(model, skip, scheme, only)
             fields |= bits_of(scheme, model, left, check_instead(model, scheme, left, instead))
     if scheme.outlier_threshold is not None:

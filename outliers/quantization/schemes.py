@@ -425,7 +425,7 @@ def is_own(scheme: Scheme) -> bool:
     return _is_one_of(scheme, [*_OWN, *_OF_FORMATS, in_groups(scheme.name)])
 
 
-def says_bits(scheme: Scheme) -> bool:
+def reports_bits(scheme: Scheme) -> bool:
     """Return whether rows report the bits per value of a scheme.
 
     The paper's schemes and that of bitsandbytes have 8 bits, and so few scales that these hardly count; all others

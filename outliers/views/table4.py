@@ -3,7 +3,7 @@
 import pandas as pd
 
 from outliers.models.names import short_name
-from outliers.published.facts import elsewhere
+from outliers.published.facts import published_elsewhere
 from outliers.show.section import Context, Drawing, Failures, Section, failures
 from outliers.views.emergence import (
     Fit,
@@ -67,7 +67,7 @@ def table4_section(rows: list[dict], _context: Context | None = None) -> Section
     notes += [f"{model} holds the same weights as {twin}" for model, twin in twins.items()]
     fit_rows = [{"fraction": name, **fit._asdict()} for name, fit in fits.items() if fit]
     further = {"fits": pd.DataFrame(fit_rows, columns=["fraction", *Fit._fields])}
-    others = elsewhere([row["model"] for row in rows])
+    others = published_elsewhere([row["model"] for row in rows])
     printed = "\n".join([table.printed, "", *notes, *(["", others.printed] if others else [])])
     tables = [table, others] if others else [table]
     findings = emergence_findings(models, fits, table.name)

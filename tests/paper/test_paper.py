@@ -22,7 +22,7 @@ from outliers.paper.artefacts import ARTEFACTS, BEYOND
 from outliers.paper.linear_layers import LinearLayers
 from outliers.paper.published import Artefact, Published, comparison
 from outliers.paper.report import experiments_of, report
-from outliers.published.facts import elsewhere
+from outliers.published.facts import published_elsewhere
 from outliers.published.numbers import published_models
 from outliers.quantization.schemes import TABLE1
 from outliers.runs.run import show
@@ -141,8 +141,11 @@ def test_measured_beside_published():
 
 
 def test_published_elsewhere():
-    assert elsewhere(["pocket/gpt2-1m"]) is None
-    assert {row[0] for row in elsewhere(["openai-community/gpt2", "facebook/opt-13b"]).cells} == {"gpt2", "opt-13b"}
+    assert published_elsewhere(["pocket/gpt2-1m"]) is None
+    assert {row[0] for row in published_elsewhere(["openai-community/gpt2", "facebook/opt-13b"]).cells} == {
+        "gpt2",
+        "opt-13b",
+    }
 
 
 def test_values_published_elsewhere_stand_beside_table4():
@@ -153,7 +156,7 @@ def test_values_published_elsewhere_stand_beside_table4():
         for metric, value in values.items()
     ]
     section = table4_section(rows)
-    assert [table.name for table in section.tables] == ["table4", "elsewhere"]
+    assert [table.name for table in section.tables] == ["table4", "published_elsewhere"]
     assert "Attention-Sink" not in section.printed
     assert any("138, 378 and 447" in cell for row in section.tables[1].cells for cell in row)
     assert [table.name for table in table4_section(rows[-len(values) :]).tables] == ["table4"]

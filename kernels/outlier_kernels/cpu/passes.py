@@ -793,6 +793,8 @@ def _outliers_and_largest(largest, features, threshold, outliers):
 
 @inlined
 def _read_block(weight, features, start, bias, outliers, count, of_block):
+    """Read what all tokens need of a block of outputs into the rows of `of_block`, (2 + count, BLOCK): the scales, the
+    bias, and the dequantized weights of each outlier feature."""
     width = min(BLOCK, weight.outputs - start)
     scales, codes = _address(weight.scales, np.float32), weight.codes + start * _rounded_up(features)
     of_block[: 2 * BLOCK] = 0
@@ -818,6 +820,7 @@ def _rounded_up(features):
 
 @inlined
 def _multiply_block(first, end, features, start, weight, room, count, of_block, tile, result):
+    """Compute the outputs of a block, from `start` on, for the tokens from `first` to `end`."""
     width, inputs = min(BLOCK, weight.outputs - start), _rounded_up(features)
     of_weights = weight.codes + inputs * -(-weight.outputs // BLOCK) * BLOCK + 4 * start
     words, scales, bias = -(-features // IN_WORD), of_block.ctypes.data, of_block[BLOCK:].ctypes.data
@@ -1223,6 +1226,7 @@ def add_residual(
 
 @inlined
 def _find_magnitudes(x, piece, height, bounds, kept, magnitudes, room, bits):
+    """Find the largest magnitude of a piece, and those of its magnitudes that may be the median."""
     (low, high), start = bounds, piece * height
     between, of_piece = _at(magnitudes.between, start * x.columns), _at(magnitudes.pieces, 5 * piece)
     of_piece[0], of_piece[1] = -1, x.columns
@@ -1268,6 +1272,7 @@ def _bounds_of_median(x):
 
 @inlined
 def _finish_residual(work, x, height, ids, limits, magnitudes, massive, joined):
+    """Join the results of all pieces with the statistics, and count massive activations."""
     best = magnitudes.pieces
     for piece in range(1, work[PIECES]):
         of_piece = _at(magnitudes.pieces, 5 * piece)
