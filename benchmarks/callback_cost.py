@@ -24,7 +24,7 @@ MODEL, TOKENS, BATCH = "pocket/gpt2-1.7m", 256, 8
 HELD_OUT = (8, 16, 32)  # blocks
 
 
-class Steps(TrainerCallback):
+class StepTimer(TrainerCallback):
     """A callback that records the CPU seconds of each step."""
 
     def __init__(self):
@@ -68,7 +68,7 @@ def measure(steps: int, every: int) -> list[dict]:
             use_cpu=True,
             disable_tqdm=True,
         )
-        timer = Steps()
+        timer = StepTimer()
         trainer = Trainer(model, arguments, train_dataset=data, callbacks=[timer])
         callbacks = {
             held: OutlierCallback(trainer, blocks[:held], every=1, folder=f"{folder}/{held}") for held in HELD_OUT

@@ -60,7 +60,7 @@ UNITS = {
 NOT_ITS_TYPE = re.compile(r"\((?:R|TM)\)|\bCPU\b|\bProcessor\b|\b[\w-]+-Core\b|(?:,|@|\bwith\b|\bw/).*", re.IGNORECASE)
 
 
-class Part(NamedTuple):
+class LayerWork(NamedTuple):
     """The work of one function in a layer: its calls, and the bytes of the tensors that they are given."""
 
     calls: list[Callable[[], object]]
@@ -80,7 +80,7 @@ def _tensors(arguments: Iterable) -> Iterator[torch.Tensor]:
 
 
 @torch.inference_mode()
-def parts_of(layer: Callable[[], torch.Tensor]) -> dict[str, Part]:
+def work_of(layer: Callable[[], torch.Tensor]) -> dict[str, LayerWork]:
     """Return the parts of a layer on a CPU by name; none on a GPU, whose kernels are launched differently.
 
     If the layer is one pass, its only part is oneDNN's product.
@@ -89,9 +89,9 @@ def parts_of(layer: Callable[[], torch.Tensor]) -> dict[str, Part]:
     parts, product, in_one_pass = {}, packed._product, packed._in_one_pass
 
     def kept(name: str, function: Callable, arguments: tuple, keywords: dict) -> object:
-        run, before = partial(function, *arguments, **keywords), parts.get(name, Part([], 0))
+        run, before = partial(function, *arguments, **keywords), parts.get(name, LayerWork([], 0))
         moved = sum(tensor.nbytes for tensor in _tensors([*arguments, *keywords.values()]))
-        parts[name] = Part([*before.calls, run], before.bytes + moved)
+        parts[name] = LayerWork([*before.calls, run], before.bytes + moved)
         return run()
 
     with ExitStack() as stack:
@@ -136,7 +136,7 @@ def measure(
     """
     functions = ways(*shape, device, dtype)
     timed = {way: functions[way] for way in WAYS if way in functions}
-    parts = {f"{LAYER}: {name}": part for name, part in parts_of(timed[LAYER]).items()}
+    parts = {f"{LAYER}: {name}": part for name, part in work_of(timed[LAYER]).items()}
     timed |= {way: part.run for way, part in parts.items()}
     rows = {row["way"]: row for row in rows_of(shape, milliseconds(timed, device, seconds))}
     product = f"{LAYER}: {PRODUCT}"

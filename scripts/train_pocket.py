@@ -32,7 +32,7 @@ from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT, LADDER, Rung
 from outliers.subjects.vision import CLASSES, SIDE, digits
 from outliers.text.corruption import Spans, chosen_positions, corrupted, sentinels_of
-from outliers.trainer.corpus import Corpus, Vocabulary, blocks_in_order, prepare
+from outliers.trainer.corpus import Corpus, SpecialTokens, blocks_in_order, prepare
 from outliers.trainer.loop import train
 from outliers.trainer.start import CONFIGS, TIED, shape_of, start
 
@@ -108,10 +108,10 @@ class Objective(NamedTuple):
     examples: Callable[[Corpus, Recipe, int], np.ndarray | Examples]
 
 
-SPANS = Vocabulary(
+SPANS = SpecialTokens(
     {"pad_token": "<pad>", "eos_token": "</s>"}, tuple(f"<extra_id_{n}>" for n in range(SENTINELS)), ("$A </s>", None)
 )
-MASKS = Vocabulary(
+MASKS = SpecialTokens(
     {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]", "eos_token": "[SEP]"},
     template=("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"),
 )

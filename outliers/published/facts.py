@@ -26,7 +26,7 @@ COLUMNS = (
 Compared = tuple[str, bool]  # the measured values in words, and whether they agree
 
 
-class Source(NamedTuple):
+class Publication(NamedTuple):
     """A published source. looked_up: "yes" if the numbers were read there, otherwise they are as another source cites
     them."""
 
@@ -43,7 +43,7 @@ class Source(NamedTuple):
         return self.source.partition(", arXiv:")[0]
 
 
-class Number(NamedTuple):
+class PublishedNumber(NamedTuple):
     """A published number of a fact, and the column of our values, filtered by metric and `where`, that measures it.
 
     published: numbers or ranges (LOW..HIGH or LOW..), separated by blanks. tolerance: of each of them, such as 0.05 or
@@ -100,7 +100,7 @@ class Fact(NamedTuple):
     the fact; "" if none does.
     """
 
-    source: Source
+    source: Publication
     model: str
     block: int | None
     bos: bool
@@ -110,7 +110,7 @@ class Fact(NamedTuple):
     note: str
     published: str
     cell: str
-    numbers: list[Number]
+    numbers: list[PublishedNumber]
 
     @property
     def words(self) -> str:
@@ -133,7 +133,7 @@ def read_facts(file: str | Path = FACTS) -> list[Fact]:
     Raises:
         UserError: there is no such file, or a line of it is damaged.
     """
-    sources = {line["name"]: Source(**line) for line in _lines(SOURCES)}
+    sources = {line["name"]: Publication(**line) for line in _lines(SOURCES)}
     facts: dict[tuple, Fact] = {}
     for number, line in enumerate(_lines(Path(file)), 2):
         try:
@@ -141,13 +141,13 @@ def read_facts(file: str | Path = FACTS) -> list[Fact]:
             source, model, block, bos, *words = about
             if cell not in CELLS:
                 raise ValueError(f"cell {cell!r}; expected {', '.join(CELLS[1:])} or nothing")
-            read = sources.get(source, Source(source, source)), model, int(block) if block else None, bos == "yes"
+            read = sources.get(source, Publication(source, source)), model, int(block) if block else None, bos == "yes"
             fact = facts.setdefault(tuple(about), Fact(*read, *words, note, published, cell, []))
             if cell:
                 places = dict(place.split("=") for place in where.split())
                 for wanted in (published, *places.values()):
                     _is_in(math.nan, wanted, tolerance)  # raises ValueError if the text is no number
-                fact.numbers.append(Number(metric, places, column, published, tolerance))
+                fact.numbers.append(PublishedNumber(metric, places, column, published, tolerance))
         except (KeyError, ValueError, AttributeError) as error:
             raise UserError(f"line {number} of '{file}' is no fact: {error}; expected {', '.join(COLUMNS)}") from None
     if not facts:

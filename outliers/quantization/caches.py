@@ -94,32 +94,32 @@ def through(
     return met
 
 
-def _coded(states: torch.Tensor, format: CacheFormat, change: "Change") -> torch.Tensor:
+def _coded(states: torch.Tensor, format: CacheFormat, change: "ChannelChange") -> torch.Tensor:
     changed = change.of(states.float())
     if format.bits:
         return change.back(Codes.of(changed, format.bits, format.channels).states(format.bits))
     return change.back(quantize(changed.flatten(0, -2), format.quantizer).dequantize().view(states.shape))
 
 
-class Change(NamedTuple):
+class ChannelChange(NamedTuple):
     """A change of the channels of states before they are quantized, and its inverse."""
 
     of: Callable[[torch.Tensor], torch.Tensor]
     back: Callable[[torch.Tensor], torch.Tensor]
 
 
-def _change(format: CacheFormat, states: torch.Tensor, largest: torch.Tensor | None = None) -> Change:
+def _change(format: CacheFormat, states: torch.Tensor, largest: torch.Tensor | None = None) -> ChannelChange:
     """Return the change of channels of a format, for states (batch, heads, positions, features)."""
     if format.hadamard:
         rotation = _rotation(states.shape[-1]).to(states.device)
-        return Change(lambda states: states @ rotation, lambda states: states @ rotation.T)
+        return ChannelChange(lambda states: states @ rotation, lambda states: states @ rotation.T)
     if format.smooth:
         factors = smoothing_of_keys(largest).to(states.device)[:, None]
-        return Change(lambda states: states / factors, lambda states: states * factors)
+        return ChannelChange(lambda states: states / factors, lambda states: states * factors)
     if format.reorder:
         order = largest.argsort(dim=-1, descending=True, stable=True).to(states.device)[:, None]
-        return Change(partial(_permuted, order), partial(_permuted, order.argsort(-1)))
-    return Change(lambda states: states, lambda states: states)
+        return ChannelChange(partial(_permuted, order), partial(_permuted, order.argsort(-1)))
+    return ChannelChange(lambda states: states, lambda states: states)
 
 
 def _permuted(order: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
@@ -257,7 +257,7 @@ class QuantizedLayer(DynamicLayer):
 
     def __init__(self, formats: Formats):
         super().__init__()
-        self.stores = [Store(format) for format in formats]
+        self.stores = [StoredStates(format) for format in formats]
 
     def lazy_initialization(self, key_states: torch.Tensor, _value_states: torch.Tensor) -> None:
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
@@ -278,10 +278,10 @@ class QuantizedLayer(DynamicLayer):
             store.take(beam_idx)
 
     def reset(self) -> None:
-        self.stores = [Store(store.format) for store in self.stores]
+        self.stores = [StoredStates(store.format) for store in self.stores]
 
 
-class Store:
+class StoredStates:
     """Keys, or values, of the positions so far: first exact ones, then codes, then recent exact ones.
 
     first, exact: tensors (batch, heads, positions, features) in the dtype of the states that were added.

@@ -36,7 +36,7 @@ class Operand(NamedTuple):
     fitted: tuple[torch.Tensor, ...] = ()
 
 
-class Made(NamedTuple):
+class CachedOperand(NamedTuple):
     """A cached operand with the weight it was made of.
 
     weight: the projection's weight, detached; holding it keeps its memory from being reused for another tensor.
@@ -52,12 +52,12 @@ class Made(NamedTuple):
         return self.weight.dtype == weight.dtype and self.weight.is_set_to(weight) and self.version == _version(weight)
 
 
-class Drawn(NamedTuple):
+class CachedDraw(NamedTuple):
     """A cached operand of a draw, and the operand that it was made of."""
 
     operand: Operand
     draw: int
-    made: Made
+    made: CachedOperand
 
 
 class QuantizedLinear(SchemeLinear):
@@ -84,8 +84,8 @@ class QuantizedLinear(SchemeLinear):
     ):
         super().__init__(scheme, role, magnitudes)
         self.projection = projection
-        self.made: Made | None = None  # assigned at once, so that threads see all of it or nothing
-        self.drawn: Drawn | None = None
+        self.made: CachedOperand | None = None  # assigned at once, so that threads see all of it or nothing
+        self.drawn: CachedDraw | None = None
 
     @property
     def weight(self) -> torch.Tensor:
@@ -106,16 +106,16 @@ class QuantizedLinear(SchemeLinear):
             version = _version(weight)
             # Ordinary tensors even in inference mode: they are cached, and autograd refuses inference tensors.
             with torch.inference_mode(False), torch.no_grad():
-                made = Made(operand_of(self.weight, self.here, self.magnitudes), weight.detach(), version)
+                made = CachedOperand(operand_of(self.weight, self.here, self.magnitudes), weight.detach(), version)
             self.made = made
         return self._in_draw(made) if self.draw else made.operand
 
-    def _in_draw(self, made: Made) -> Operand:
+    def _in_draw(self, made: CachedOperand) -> Operand:
         drawn = self.drawn
         if drawn is None or drawn.draw != self.draw or drawn.made is not made:
             with torch.inference_mode(False), torch.no_grad():
                 operand = drawn_operand(made.operand, self.weight, self.here, self.magnitudes, self.draw)
-            drawn = self.drawn = Drawn(operand, self.draw, made)
+            drawn = self.drawn = CachedDraw(operand, self.draw, made)
         return drawn.operand
 
     @property

@@ -94,7 +94,7 @@ class NotMeasured(UserError):
     """A plan needs the values of a cell that failed."""
 
 
-class Unknown:
+class FailedRow:
     """A failed row as a plan gets it: the plan may ignore it, and ends if it reads the values."""
 
     def __init__(self, row: Row):
@@ -138,7 +138,7 @@ def following(stages: Stages, rows: list[Row]) -> list[Cell]:
         NotMeasured: the cells depend on a row that failed.
     """
     try:
-        return stages.send([row if row.values else Unknown(row) for row in rows])
+        return stages.send([row if row.values else FailedRow(row) for row in rows])
     except StopIteration:
         return []
 

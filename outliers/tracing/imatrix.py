@@ -17,7 +17,7 @@ class _Writer(gguf.GGUFWriter):
         """Write no architecture: importance matrices have none."""
 
 
-class Sums(NamedTuple):
+class InputSums(NamedTuple):
     """The sums of squares (matrices, features) of the inputs of a weight, which has a matrix for each expert or is one,
     and the numbers of tokens that they are summed over (matrices,)."""
 
@@ -25,7 +25,7 @@ class Sums(NamedTuple):
     tokens: np.ndarray
 
 
-def write_imatrix(path: Path, sums: dict[str, Sums], text: str, chunks: int, block: int) -> None:
+def write_imatrix(path: Path, sums: dict[str, InputSums], text: str, chunks: int, block: int) -> None:
     """Write the sums of the inputs of weights, by the names of the weights.
 
     In the file, NAME.in_sum2 is float32 (matrices, features) and NAME.counts float32 (matrices, 1), where NAME is that
@@ -48,7 +48,7 @@ def write_imatrix(path: Path, sums: dict[str, Sums], text: str, chunks: int, blo
         write_whole(path, file.read_bytes())
 
 
-def by_weight(architecture: str, read: list[tuple[str, Sums]]) -> dict[str, Sums]:
+def by_weight(architecture: str, read: list[tuple[str, InputSums]]) -> dict[str, InputSums]:
     """Return the sums of modules' inputs by the names of their weights in GGUF files; raise UserError if there are
     none."""
     if not read:
@@ -59,7 +59,7 @@ def by_weight(architecture: str, read: list[tuple[str, Sums]]) -> dict[str, Sums
     return {names[module]: sums for module, sums in read if module in names}
 
 
-def of_experts(architecture: str, layer: int, states: Sums, units: Sums) -> dict[str, Sums]:
+def of_experts(architecture: str, layer: int, states: InputSums, units: InputSums) -> dict[str, InputSums]:
     """Return the sums of the inputs of all experts of a layer by the names of their weights in GGUF files."""
     read = {"ffn_in": states, "ffn_out": units}
     return {name: sums for role, sums in read.items() for name in expert_names(architecture, layer, role)}

@@ -232,12 +232,12 @@ class Trace:
             UserError: llama.cpp does not know the architecture, none of the projections was traced, the trace is of an
                 earlier version, the floor is negative, or the file cannot be written.
         """
-        from outliers.tracing.imatrix import Sums, by_weight, of_experts, write_imatrix  # which imports gguf
+        from outliers.tracing.imatrix import InputSums, by_weight, of_experts, write_imatrix  # which imports gguf
 
         path, least = Path(path), check_threshold("floor", floor, DEAD) if floor else 0
 
-        def sums(squares: torch.Tensor, tokens: torch.Tensor) -> Sums:
-            return Sums(squares.numpy().clip(least * tokens.numpy()[:, None]), tokens.numpy())
+        def sums(squares: torch.Tensor, tokens: torch.Tensor) -> InputSums:
+            return InputSums(squares.numpy().clip(least * tokens.numpy()[:, None]), tokens.numpy())
 
         every = torch.tensor([self.positions])
         read = [

@@ -34,7 +34,7 @@ def wikitext_articles(text: str) -> list[str]:
     return [article.strip() for article in articles if len(article) > 200]
 
 
-class Vocabulary(NamedTuple):
+class SpecialTokens(NamedTuple):
     """The special tokens of a tokenizer, which come first in its vocabulary: those by role, then the others.
 
     template: the formats of one text $A and of two, for `TemplateProcessing`; None adds no tokens.
@@ -50,7 +50,7 @@ class Vocabulary(NamedTuple):
 
 
 END_OF_TEXT = "<|endoftext|>"
-CAUSAL = Vocabulary({"eos_token": END_OF_TEXT, "bos_token": END_OF_TEXT, "unk_token": END_OF_TEXT})
+CAUSAL = SpecialTokens({"eos_token": END_OF_TEXT, "bos_token": END_OF_TEXT, "unk_token": END_OF_TEXT})
 
 
 class Corpus(NamedTuple):
@@ -64,7 +64,7 @@ class Corpus(NamedTuple):
     reader: Path
 
 
-def prepare(c4: Path, wikitext: Path, work: Path, vocabulary: Vocabulary = CAUSAL) -> Corpus:
+def prepare(c4: Path, wikitext: Path, work: Path, vocabulary: SpecialTokens = CAUSAL) -> Corpus:
     """Train the tokenizer and tokenize the text, once for the same two files; both are cached in a folder of `work`."""
     read = c4.read_bytes() + wikitext.read_bytes() + " ".join(vocabulary.tokens).encode()
     digest = hashlib.sha256(read).hexdigest()[:12]

@@ -10,7 +10,7 @@ from torch.optim import SGD, Adafactor, AdamW, Muon, Optimizer
 Groups = list[dict]  # parameter groups, with their weight decay, and whether they are matrices of a layer
 
 
-class Together(Optimizer):
+class CombinedOptimizer(Optimizer):
     """Several optimizers of different parameters, used as one."""
 
     def __init__(self, *optimizers: Optimizer):
@@ -43,7 +43,7 @@ def _muon(groups: Groups, lr: float) -> Optimizer:
     """Return Muon for matrices of layers and AdamW for the rest; "match_rms_adamw" lets both share AdamW's learning
     rate."""
     matrices, others = ([group for group in groups if group["matrices"] is inside] for inside in (True, False))
-    return Together(Muon(matrices, lr=lr, adjust_lr_fn="match_rms_adamw"), _adamw(others, lr=lr))
+    return CombinedOptimizer(Muon(matrices, lr=lr, adjust_lr_fn="match_rms_adamw"), _adamw(others, lr=lr))
 
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {

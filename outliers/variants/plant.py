@@ -34,7 +34,7 @@ from outliers.models.stream import in_turns
 SUBLAYERS = (("attn_in", "attn_out"), ("cross_in", "cross_out"), ("ffn_in", "ffn_out"))  # roles read and added
 
 
-class Scaled(nn.Module):
+class ScaledModule(nn.Module):
     """A module, such as a norm without weights, between factors of its first input and of its output.
 
     inputs, outputs: (features,); None for no factors.
@@ -51,7 +51,7 @@ class Scaled(nn.Module):
         return states if self.outputs is None else states * self.outputs.to(states)
 
 
-class Sum(NamedTuple):
+class Junction(NamedTuple):
     """A norm whose output is the residual stream.
 
     readers: the projections that read it. added: the projection whose output is added to it next.
@@ -125,15 +125,15 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
 
 def _ways(model: PreTrainedModel) -> Iterator[Callable[[PreTrainedModel, list[int], float], None]]:
     """Yield the ways to plant features, first the one that enlarges the most hidden states of this model."""
-    sums = list(_sums(model)) if norms_are_in_the_residual_stream(model.config) else []
-    inside = list(_sums_within_layers(model))
+    sums = list(_junctions(model)) if norms_are_in_the_residual_stream(model.config) else []
+    inside = list(_junctions_within_layers(model))
     if sums and all(map(_has_biases, sums)):
-        yield lambda *of: _shift(_sums, *of)
+        yield lambda *of: _shift(_junctions, *of)
     elif not sums and any(layer.anatomy.norms for layer in layers_of(model)):
         yield _scale_norms
     yield _scale_stream
     if inside and all(map(_has_biases, inside)):
-        yield lambda *of: _shift(_sums_within_layers, *of)
+        yield lambda *of: _shift(_junctions_within_layers, *of)
 
 
 def _scale_norms(model: PreTrainedModel, features: list[int], factor: float) -> None:
@@ -160,7 +160,7 @@ def _scale(layer: Layer, features: list[int], factor: float) -> int:
             weight = getattr(module, "weight", None)
             if weight is None or weight.ndim != 2:  # such as another norm, or experts that are no projections
                 undone = 1 / _factors(layer.module, anatomy.width, features, factor)
-                layer.module.set_submodule(name, Scaled(module, undone))
+                layer.module.set_submodule(name, ScaledModule(module, undone))
             else:
                 weight = _inputs(module)
                 weight[_of_streams(features, layer, len(weight))] /= factor
@@ -177,7 +177,7 @@ def _scale_norm(layer: Layer, path: str, features: list[int], factor: float) -> 
         parameter[of_all] = factor * (offset + parameter[of_all]) - offset
     if not parameters:
         factors = _factors(layer.module, layer.anatomy.width, features, factor)
-        layer.module.set_submodule(path, Scaled(norm, outputs=factors))
+        layer.module.set_submodule(path, ScaledModule(norm, outputs=factors))
 
 
 def _of_streams(features: list[int], layer: Layer, count: int) -> list[int]:
@@ -215,7 +215,7 @@ def _scale_stream(model: PreTrainedModel, features: list[int], factor: float) ->
         through = [norm for norm, readers in anatomy.read_by.items() if reads & {*readers}]
         for path in dict.fromkeys((*anatomy.norms_of_sums, *through)):
             norm = layer.module.get_submodule(path)
-            layer.module.set_submodule(path, Scaled(norm, 1 / factors, factors))
+            layer.module.set_submodule(path, ScaledModule(norm, 1 / factors, factors))
         for name in reads:
             _inputs(layer.module.get_submodule(name))[features] /= factor
         behind = {role: norm for norm, role in anatomy.norms_behind.items()}
@@ -229,15 +229,13 @@ def _scale_stream(model: PreTrainedModel, features: list[int], factor: float) ->
                 if module.bias is not None:
                     module.bias[features] *= factor
     inner = model.get_submodule(last)
-    undone = Scaled(inner, 1 / _factors(model, stack.width, features, factor))
-    model.set_submodule(last, Scaled(inner.module, undone.inputs) if isinstance(inner, Scaled) else undone)
+    undone = ScaledModule(inner, 1 / _factors(model, stack.width, features, factor))
+    model.set_submodule(last, ScaledModule(inner.module, undone.inputs) if isinstance(inner, ScaledModule) else undone)
 
 
-def _shift(
-    junctions: Callable[[PreTrainedModel], Iterable[Sum]], model: PreTrainedModel, features: list[int], factor: float
-) -> None:
-    """Add a constant to the outputs of norms, and subtract it from what reads them."""
-    for junction in junctions(model):
+def _shift(junctions_of: Callable, model: PreTrainedModel, features: list[int], factor: float) -> None:
+    """Add a constant to the outputs of the norms of junctions, and subtract it from what reads them."""
+    for junction in junctions_of(model):
         weight, bias = junction.norm.weight[features], junction.norm.bias[features]
         constant = factor * torch.hypot(weight, bias) * torch.where(bias < 0, -1.0, 1.0)
         junction.norm.bias[features] += constant
@@ -246,13 +244,13 @@ def _shift(
         junction.added.bias[features] -= constant
 
 
-def _has_biases(junction: Sum) -> bool:
+def _has_biases(junction: Junction) -> bool:
     """Return whether biases can undo a constant that is added to the output of a norm of a sum."""
     modules = junction.norm, *junction.readers, junction.added
     return all(getattr(module, "bias", None) is not None for module in modules)
 
 
-def _sums(model: PreTrainedModel) -> Iterator[Sum]:
+def _junctions(model: PreTrainedModel) -> Iterator[Junction]:
     """Yield the norms of the residual stream, except the last one of each stack; none if a sub-layer has none."""
     before = getattr(model.config, "apply_residual_connection_post_layernorm", False)  # sums start at norms' outputs
     for _, layers in groupby(layers_of(model), lambda layer: layer.stack):
@@ -268,10 +266,10 @@ def _sums(model: PreTrainedModel) -> Iterator[Sum]:
             ]
         for (layer, norm, *_), (other, _, readers, added) in zip(steps, steps if before else steps[1:], strict=False):
             modules = [other.module.get_submodule(name) for name in (*readers, added)]
-            yield Sum(layer.module.get_submodule(norm), modules[:-1], modules[-1])
+            yield Junction(layer.module.get_submodule(norm), modules[:-1], modules[-1])
 
 
-def _sums_within_layers(model: PreTrainedModel) -> Iterator[Sum]:
+def _junctions_within_layers(model: PreTrainedModel) -> Iterator[Junction]:
     """Yield the norms whose output enters a norm of the residual stream of the same layer."""
     for layer in layers_of(model):
         anatomy = layer.anatomy
@@ -281,7 +279,7 @@ def _sums_within_layers(model: PreTrainedModel) -> Iterator[Sum]:
                 if readers:
                     modules = (*readers, getattr(anatomy, adds)[0])
                     *into, added = map(layer.module.get_submodule, modules)
-                    yield Sum(layer.module.get_submodule(norm), into, added)
+                    yield Junction(layer.module.get_submodule(norm), into, added)
 
 
 def _inputs(projection: nn.Module) -> torch.Tensor:

@@ -14,7 +14,7 @@ import outliers
 from outliers.errors import UserError
 from outliers.models.anatomy import projections
 from outliers.quantization.products import Products, product
-from outliers.trainer.layers import FFN, KINDS, LINEAR, train_int8
+from outliers.trainer.layers import FFN, LINEAR, TRAINED, train_int8
 from tests.conftest import pairwise
 from tests.models.test_experts import made as mixture
 from tests.small_models import make_model
@@ -158,7 +158,7 @@ def test_gradients_of_experts_are_their_definition(kind, blocks):
 @pytest.mark.parametrize(("ffn", "linear"), [(True, False), (False, True), (True, True)])
 def test_which_projections_are_in_int8(ffn, linear):
     model = train_int8(make_model("gpt2"), ffn, linear)
-    found = {one.role for one in projections(model) if type(one.module) in KINDS.values()}
+    found = {one.role for one in projections(model) if type(one.module) in TRAINED.values()}
     assert found == {*(FFN if ffn else ()), *(LINEAR if linear else ())}
 
 

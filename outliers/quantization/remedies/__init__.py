@@ -19,7 +19,7 @@ PRODUCTS = ("scores", "values")  # of attention: queries with keys, and probabil
 INTEGERS = {format.bits: name for name, format in FORMATS.items() if name == f"int{format.bits}"}
 
 
-class Number(NamedTuple):
+class RemedyNumber(NamedTuple):
     """The number that a remedy takes, such as a strength.
 
     expected: the valid numbers, in words. fits: whether a number is valid. default: the number if none is given, or
@@ -55,7 +55,7 @@ class RemedyKind:
     from the one that has the remedy and its number.
     """
 
-    number: Number | None = None
+    number: RemedyNumber | None = None
     stage: str | None = None
     places: tuple[str, ...] = QUANTIZED
     needs: tuple[str, ...] = ()
@@ -120,19 +120,21 @@ REMEDIES: dict[str, RemedyKind] = {
         *_SCALED,
         calibrated=True,
         by_feature=True,
-        number=Number("an exponent from 0 to 1", lambda exponent: 0 <= exponent <= 1, SEARCH, _TWENTIETHS[:-1]),
+        number=RemedyNumber("an exponent from 0 to 1", lambda exponent: 0 <= exponent <= 1, SEARCH, _TWENTIETHS[:-1]),
     ),
     "hadamard": Transform(
         _IN + "hadamard:drawn",
         *_ROTATED,
-        number=Number("a seed: a whole number from 0 on", lambda seed: seed == seed // 1 and 0 <= seed < 2**53, 0.0),
+        number=RemedyNumber(
+            "a seed: a whole number from 0 on", lambda seed: seed == seed // 1 and 0 <= seed < 2**53, 0.0
+        ),
     ),
     "reorder": Transform(_by_magnitude, *_SORTED, calibrated=True, by_feature=True),
     "rotation": Transform(
         _IN + "rotation:fit",
         *2 * (_IN + "rotation:turn",),
         calibrated=True,
-        number=Number("a number of steps: a whole number from 0 on", lambda steps: steps >= 0 == steps % 1, 32),
+        number=RemedyNumber("a number of steps: a whole number from 0 on", lambda steps: steps >= 0 == steps % 1, 32),
         learns=True,
     ),
     "smoothing": Transform(
@@ -140,15 +142,15 @@ REMEDIES: dict[str, RemedyKind] = {
         *_SCALED,
         calibrated=True,
         by_feature=True,
-        number=Number("a strength from 0 to 1", lambda strength: 0 <= strength <= 1, 0.5, _TWENTIETHS),
+        number=RemedyNumber("a strength from 0 to 1", lambda strength: 0 <= strength <= 1, 0.5, _TWENTIETHS),
     ),
     "tokens": RemedyKind(
-        number=Number(f"a positive number, such as {ALPHA}", lambda number: LEAST <= number <= MOST, example=20),
+        number=RemedyNumber(f"a positive number, such as {ALPHA}", lambda number: LEAST <= number <= MOST, example=20),
         stage="tokens",
         around=_IN + "tokens:multiply_by_token",
     ),
     "clip": RemedyKind(
-        number=Number(
+        number=RemedyNumber(
             f"a quantile above 0, at most 1, or '{SEARCH}'", lambda share: 0 < share <= 1, None, _QUANTILES, 0.999
         ),
         stage="clip",
@@ -156,7 +158,7 @@ REMEDIES: dict[str, RemedyKind] = {
         clips=_IN + "clip:clipped",
     ),
     "activations": RemedyKind(
-        number=Number(f"{' or '.join(map(str, INTEGERS))} bits", INTEGERS.__contains__, example=8),
+        number=RemedyNumber(f"{' or '.join(map(str, INTEGERS))} bits", INTEGERS.__contains__, example=8),
         refuses=(
             (
                 "where activations are no integers",
@@ -166,7 +168,7 @@ REMEDIES: dict[str, RemedyKind] = {
         scheme=lambda scheme, bits: replace(scheme, activations=replace(scheme.activations, format=f"int{bits:g}")),
     ),
     "gptq": RemedyKind(
-        number=Number("a damping above 0, at most 1, such as 0.01", lambda damping: 0 < damping <= 1, 0.01),
+        number=RemedyNumber("a damping above 0, at most 1, such as 0.01", lambda damping: 0 < damping <= 1, 0.01),
         stage="gptq",
         needs=("gram",),
         refuses=(
@@ -182,7 +184,7 @@ REMEDIES: dict[str, RemedyKind] = {
     ),
     ROUTER: RemedyKind(places=()),
     "attention": RemedyKind(
-        number=Number(
+        number=RemedyNumber(
             "the share of its products that stays in 16 bits, from 0 on and below 1", lambda share: 0 <= share < 1, 0.0
         ),
         places=PRODUCTS,
