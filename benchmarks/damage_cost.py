@@ -52,7 +52,6 @@ def perplexities(model, blocks: torch.Tensor, scheme: str, field: str) -> None:
 
 
 def seconds(what: Callable, *arguments) -> float:
-    """Return the wall seconds of a call."""
     start = time.perf_counter()
     what(*arguments)
     return time.perf_counter() - start

@@ -29,7 +29,6 @@ COLUMNS = {
 
 
 def mixture() -> Qwen3MoeForCausalLM:
-    """Return the random mixture, in eval mode."""
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
         vocab_size=1024,

@@ -144,7 +144,6 @@ RIVALS = {
 
 
 def own_layer(exact: nn.Linear, scheme: str) -> Int8Linear:
-    """Return our layer under the scheme of a name."""
     return Int8Linear(exact, SCHEMES[scheme])
 
 

@@ -400,7 +400,6 @@ def short(why: str) -> str:
 
 
 def section(family: str, results: dict[str, dict[str, str]]) -> list[str]:
-    """Return the lines of a family's section."""
     counts = Counter(map(outcome, results.values()))
     run = len(results) - counts["not tried"]
     by_name = {words: counts[words] for words in BY_NAME.values()}
@@ -442,7 +441,6 @@ def page(results: dict[str, dict[str, dict[str, str]]]) -> str:
 
 
 def table_of_costs(of: dict[str, dict[str, float]], processor: str) -> list[str]:
-    """Return the lines of the section on the largest types."""
     rows = [
         f"| `{kind}` | {count_label(one['parameters'])} | {one['layers']} | {one['seconds']:.1f} | "
         f"{one['gigabytes']:.2f} |"
@@ -463,7 +461,6 @@ def table_of_costs(of: dict[str, dict[str, float]], processor: str) -> list[str]
 
 
 def keep(name: str, values: dict) -> None:
-    """Update the results of a family, or of the largest types."""
     results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     results[name] = results.get(name, {}) | values
     RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -158,5 +158,4 @@ FUNCTIONS: dict[str, Callable | Any] = {
 
 
 def read_values() -> Values:
-    """Read the values of the repository."""
     return Values(yaml.safe_load((KEPT / "values.yaml").read_text(encoding="utf-8")))

@@ -184,7 +184,6 @@ def is_int8(quantizer: Quantizer | None) -> bool:
 
 
 def granularities(format: str, operand: str) -> list[str]:
-    """Return the granularities that an operand in a format can have."""
     fixed = FORMATS[format].group is not None
     return [name for name, operands in GRANULARITIES.items() if operand in operands and (name == BLOCK) == fixed]
 

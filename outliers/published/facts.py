@@ -39,7 +39,6 @@ class Publication(NamedTuple):
 
     @property
     def short(self) -> str:
-        """The source without its arXiv number."""
         return self.source.partition(", arXiv:")[0]
 
 

@@ -62,7 +62,6 @@ class Codes(NamedTuple):
         return torch.stack(places, -1).flatten(-2)[..., : self.features] * scale + least
 
     def join(self, other: "Codes") -> "Codes":
-        """Append the codes of later positions."""
         return Codes(*(torch.cat(pair, -2) for pair in zip(self[:3], other[:3], strict=True)), self.features)
 
 
@@ -315,7 +314,6 @@ class StoredStates:
         return torch.cat([states for states in (self.first, decoded, self.exact) if states is not None], -2)
 
     def take(self, sequences: torch.Tensor) -> None:
-        """Select sequences of the batch."""
         self.first, self.exact = (None if states is None else states[sequences] for states in (self.first, self.exact))
         if self.codes is not None:
             self.codes = Codes(*(part[sequences] for part in self.codes[:3]), self.codes.features)
@@ -464,6 +462,5 @@ def _decoder(model: PreTrainedModel) -> nn.Module:
 
 
 def prefix_positions(model: PreTrainedModel) -> int:
-    """Return the number of prefix tokens of a model."""
     prefix = vars(_decoder(model)).get("prefix")
     return prefix.positions if prefix else 0

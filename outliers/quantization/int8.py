@@ -111,7 +111,6 @@ class Int8Linear(SchemeLinear):
 
     @torch.compiler.assume_constant_result
     def _prepare(self) -> None:
-        """Repack the codes into the layout that is multiplied fastest."""
         with _LAYOUT:
             if self.prepared is not None:
                 return

@@ -248,7 +248,6 @@ _OWN = [
 
 
 def _in_one_format(granularity: str, *formats: str) -> list[Scheme]:
-    """Return schemes with both operands in one format, named after the format."""
     return [Scheme(name, *2 * [Quantizer(name, granularity)]) for name in formats]
 
 

@@ -55,7 +55,6 @@ class Pretrained(Subject):
 
     @property
     def name(self) -> str:
-        """The model, with its revision if there is one."""
         return self.model if self.revision is None else f"{self.model}@{self.revision}"
 
     @property
@@ -81,7 +80,6 @@ class Pretrained(Subject):
 
     @property
     def width(self) -> int:
-        """The number of features of the residual stream."""
         from outliers.models.anatomy import width_of
 
         return width_of(self.config)
@@ -139,7 +137,6 @@ class Pretrained(Subject):
             check_scheme(self.config, scheme, *places)
 
     def check_calibration(self, variant: "Variant") -> None:
-        """Raise UserError if a variant cannot be calibrated."""
         raise UserError(
             f"'{variant.name}' needs the magnitudes of the inputs, and nothing is calibrated here; expected one "
             "that need not know"

@@ -30,7 +30,7 @@ class CellMetric(Protocol):
 
     @property
     def measurement(self) -> Any:
-        """Its `outliers.metrics.measurement.Measurement`."""
+        """The `outliers.metrics.measurement.Measurement` that computes the metric."""
 
 
 class Subject:
@@ -102,7 +102,7 @@ class FailedRow:
 
     @property
     def values(self) -> list[dict]:
-        """Always raises NotMeasured."""
+        """Raise NotMeasured, because a failed row has no values."""
         request = self._row.request
         raise NotMeasured(
             f"'{request['metric']['name']}' of '{request['subject'].get('model')}' under {request['variant']} failed, "
@@ -127,7 +127,6 @@ class CellPlan(NamedTuple):
 
     @classmethod
     def of(cls, subject: Subject, cells: Iterable[Cell], package: str | None = None) -> "CellPlan":
-        """Return a plan with all cells in one stage."""
         return cls(subject, (stage for stage in [list(cells)]), package)
 
 

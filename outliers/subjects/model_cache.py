@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ class ModelCache:
         self._key, self._loaded, self._like = None, None, None
         self._calibrations: dict[str, Calibration] = {}  # of the last model and text, by the name of the prefix
         self._needing: set[str] = set()  # statistics that the calibrations need
-        self._tokenizer: tuple | None = None
+        self._load_reader = lru_cache(maxsize=1)(load_reader)
         self._form: PreTrainedModel | None = None  # the model under the last scheme, to share codes with
         # Of the last model by draw and part of a text: last hidden states, by variant too; logits and the inputs of
         # layers of the unchanged model.
@@ -124,10 +125,7 @@ class ModelCache:
 
     def tokenizer(self, subject: Any) -> PreTrainedTokenizerBase:
         """Return the tokenizer or the image processor of a subject's model."""
-        key = subject.model, subject.revision
-        if self._tokenizer is None or self._tokenizer[0] != key:
-            self._tokenizer = key, load_reader(*key)
-        return self._tokenizer[1]
+        return self._load_reader(subject.model, subject.revision)
 
     @contextmanager
     def under(self, variant: Variant) -> Iterator[PreTrainedModel]:

@@ -45,7 +45,6 @@ class Served(Causal):
         super().check(cells)
 
     def check_calibration(self, variant: "Variant") -> None:
-        """Raise UserError: nothing is calibrated without exact weights."""
         Pretrained.check_calibration(self, variant)
 
     @contextmanager

@@ -25,7 +25,6 @@ def check_task(name: str) -> None:
 
 
 def no_data(task: str, repository: str, error: Exception) -> UserError:
-    """Return the error for a task whose data cannot be loaded."""
     return UserError(
         f"cannot load the data of task '{task}', '{repository}' on the hub ({type(error).__name__}); check the "
         f"network, set HF_HUB_OFFLINE=1 to use the local cache, or use {' and '.join(LOCAL_TASKS)} with local files"

@@ -87,7 +87,6 @@ COMBINE = {"min": torch.minimum, "max": torch.maximum, "largest": _larger_rows} 
 
 
 def combine(name: str, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Combine the values of a statistic of two texts."""
     kind = name.rpartition(".")[2]
     if kind in BY_POSITION:
         return add_from_start(first.clone(), second, BY_POSITION[kind])

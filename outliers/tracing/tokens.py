@@ -139,7 +139,6 @@ def _ordered_by_context(best: torch.Tensor, order: torch.Tensor, at: torch.Tenso
 
 
 def merged(first: Statistics, second: Statistics) -> Statistics:
-    """Merge the statistics of the tokens of two texts."""
     ids = torch.cat([first["tokens.ids"], second["tokens.ids"]]).unique()
     statistics = {"tokens.ids": ids}
     rows = torch.searchsorted(ids, second["tokens.ids"])

@@ -69,7 +69,6 @@ class Cached(Variant):
 
     @property
     def is_of_places(self) -> bool:
-        """Whether only some layers or heads are quantized."""
         return any(format.layers or format.heads for format in self.formats if format)
 
     def places(self, model: "PreTrainedModel", field: str) -> dict[str | int, tuple[Formats, Formats | None]]:

@@ -52,15 +52,12 @@ class AtPlaces(Variant):
 
     @property
     def is_of_places(self) -> bool:
-        """Whether the variant is limited to some places."""
         return bool(self.only)
 
     def alone_at(self, place: str) -> Self:
-        """Return the variant limited to a place."""
         return replace(self, only=(place,))
 
     def exact_at(self, place: str) -> Self:
-        """Return the variant with one more place left exact."""
         return replace(self, skip=(*self.skip, place))
 
 

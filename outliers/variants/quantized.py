@@ -77,7 +77,6 @@ class Quantized(AtPlaces):
 
     @classmethod
     def of_plan(cls, plan: Plan) -> "Quantized":
-        """Return the variant that a plan describes."""
         instead = [(get_scheme(name), tuple(paths)) for name, paths in plan.instead.items()]
         return cls(get_scheme(plan.scheme), tuple(plan.exact), instead=tuple(instead))
 
@@ -143,11 +142,9 @@ class Quantized(AtPlaces):
 
     @property
     def in_memory(self) -> bool:
-        """Whether the variant needs the whole model in memory."""
         return self.scheme.learns
 
     def calibrated(self, calibration: "Calibration | None") -> "Quantized":
-        """Return the variant with a calibration."""
         return replace(self, calibration=calibration)
 
     def first_layer(self, model: "PreTrainedModel") -> int:

@@ -42,7 +42,6 @@ class Together(Variant):
         return any(variant.needs_trace for variant in self.variants)
 
     def knowing(self, *traces: "Trace") -> "Together":
-        """Return the variants with traces given to those that need one."""
         return Together(
             tuple(variant.knowing(*traces) if variant.needs_trace else variant for variant in self.variants)
         )
@@ -52,7 +51,6 @@ class Together(Variant):
         return any(variant.needs_calibration for variant in self.variants)
 
     def calibrated(self, calibration: "Calibration") -> "Together":
-        """Return the variants with the calibration given to those that need one."""
         return Together(
             tuple(
                 variant.calibrated(calibration) if variant.needs_calibration else variant for variant in self.variants

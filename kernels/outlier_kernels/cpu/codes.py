@@ -82,5 +82,4 @@ def quantize(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
 
 
 def serves(matrix: torch.Tensor, quantizer: Quantizer | None) -> bool:
-    """Return whether `quantize` takes a matrix."""
     return is_int8(quantizer) and matrix.dtype in KINDS and matrix.numel() > 0

@@ -240,14 +240,15 @@ class Remedy(NamedTuple):
         name, number, takes = remedy.name, remedy.number, remedy.kind.number
         if takes is None:
             if number is not None:
-                raise UserError(f"'{name}' takes no number, got {said(number)}; write '{remedy._replace(number=None)}'")
+                without = remedy._replace(number=None)
+                raise UserError(f"'{name}' takes no number, got {number_text(number)}; write '{without}'")
             return remedy._in_order()
         number = takes.default if number is None else number
         if number is None:
             example = f"{name}={takes.example:g}" + (f" or {name}={SEARCH}" if takes.grid else "")
             raise UserError(f"remedy '{remedy}' has no number; expected one, as in {example}")
         if not (takes.grid if number == SEARCH else isinstance(number, Real) and takes.fits(number)):
-            raise UserError(f"the number of '{remedy}' is {said(number)}; expected {takes.expected}")
+            raise UserError(f"the number of '{remedy}' is {number_text(number)}; expected {takes.expected}")
         return remedy._replace(number=number)._in_order()
 
     def _in_order(self) -> "Remedy":
@@ -259,7 +260,7 @@ class Remedy(NamedTuple):
         return self._replace(roles=tuple(role for role in known if role in self.roles))
 
     def __str__(self) -> str:
-        number = "" if self.number is None else f"={said(self.number)}"
+        number = "" if self.number is None else f"={number_text(self.number)}"
         return self.name + number + (f"@{'/'.join(self.roles)}" if self.roles else "")
 
     @property
@@ -283,6 +284,6 @@ class Remedy(NamedTuple):
         return not (self.roles and roles) or not set(self.roles).isdisjoint(roles)
 
 
-def said(number: float | str) -> str:
+def number_text(number: float | str) -> str:
     """Return a number as it is written in the name of a scheme."""
     return number if isinstance(number, str) else f"{number:.12g}"
