@@ -22,7 +22,7 @@ def row_fields(
     only: Collection[str] = (),
     instead: Mapping[Scheme, Collection[str]] = MappingProxyType({}),
 ) -> dict:
-    """Return the row fields that identify a scheme beside its name, and its kernels; empty if it quantizes nothing.
+    """Return the row fields that identify a scheme beside its name, and its kernels; empty if nothing is quantized.
 
     These are the fields of `scheme_fields`; outlier_weights: whether outlier features are multiplied with exact weights
     or dequantized ones; and for schemes other than the paper's the fields of `bits_of`.
@@ -33,7 +33,7 @@ def row_fields(
             row without kernels.
         skip, only, instead: as for `outliers.quantize`.
     """
-    if not scheme.quantizes:
+    if not scheme.quantizes and not instead:
         return {}
     modules = [] if model is None else [projection.module for projection in projections(model)]
     small = any(isinstance(module, Int8Linear) for module in modules)

@@ -15,6 +15,7 @@ from outliers.variants.term import read_number, write_number
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from outliers.models.anatomy import Projection
     from outliers.quantization.magnitudes import Calibration
 
 OPTIONS = ("alpha", *LIMITS)
@@ -120,7 +121,7 @@ class Quantized(AtPlaces):
 
     @property
     def is_exact(self) -> bool:
-        return not self.scheme.quantizes
+        return not self.scheme.quantizes and not self.instead
 
     @property
     def schemes(self) -> tuple["Quantized", ...]:
@@ -132,7 +133,7 @@ class Quantized(AtPlaces):
 
     @property
     def has_errors(self) -> bool:
-        return self.scheme.quantizes_projections
+        return self.scheme.quantizes_projections or bool(self.instead)
 
     has_codes = has_errors
 
@@ -147,29 +148,31 @@ class Quantized(AtPlaces):
     def calibrated(self, calibration: "Calibration | None") -> "Quantized":
         return replace(self, calibration=calibration)
 
-    def first_layer(self, model: "PreTrainedModel") -> int:
-        from outliers.models.anatomy import decoder_layers
-        from outliers.quantization.convert import quantized_parts, skipped
-
-        left = skipped(model, self.skip, self.scheme, self.only)
-        layers = (part.layer for part in quantized_parts(model, self.scheme) if part.path not in left)
-        return min(layers, default=len(decoder_layers(model)))
-
-    def layers(self, model: "PreTrainedModel") -> tuple[frozenset, ...]:
-        """Return a key of each layer's changes, by which variants that skip different places share unchanged layers."""
-        from outliers.models.anatomy import decoder_layers, projections
+    def _schemes_in(self, model: "PreTrainedModel") -> "dict[Projection, Scheme]":
+        """Return the scheme of each projection, router and attention that the variant quantizes."""
+        from outliers.models.anatomy import projections
         from outliers.quantization.convert import check_instead, quantized_parts, skipped
 
-        if self.calibration is not None or not self.skip:
-            return super().layers(model)
         left = skipped(model, self.skip, self.scheme, self.only)
         others = check_instead(model, self.scheme, left, dict(self.instead))
         schemes = dict.fromkeys(quantized_parts(model, self.scheme), self.scheme)
         schemes |= {part: others[part.path] for part in projections(model) if part.path in others}
+        return {part: scheme for part, scheme in schemes.items() if part.path not in left}
+
+    def first_layer(self, model: "PreTrainedModel") -> int:
+        from outliers.models.anatomy import decoder_layers
+
+        return min((part.layer for part in self._schemes_in(model)), default=len(decoder_layers(model)))
+
+    def layers(self, model: "PreTrainedModel") -> tuple[frozenset, ...]:
+        """Return a key of each layer's changes, by which variants that skip different places share unchanged layers."""
+        from outliers.models.anatomy import decoder_layers
+
+        if self.calibration is not None or not self.skip:
+            return super().layers(model)
         changes: list[set] = [set() for _ in decoder_layers(model)]
-        for part, scheme in schemes.items():
-            if part.path not in left:
-                changes[part.layer].add((part.path, scheme))
+        for part, scheme in self._schemes_in(model).items():
+            changes[part.layer].add((part.path, scheme))
         return tuple(map(frozenset, changes))
 
     def places(self, model: "PreTrainedModel", field: str) -> dict[str | int, str]:
@@ -193,7 +196,7 @@ class Quantized(AtPlaces):
         if self.scheme.quantizes_projections and not self.only and not self.instead:
             return load_int8(model, self.scheme, dtype, device, revision, skip=self.skip)
         loaded = load_model(model, dtype, device, revision)
-        return self._of(loaded) if self.scheme.quantizes else loaded
+        return loaded if self.is_exact else self._of(loaded)
 
     @contextmanager
     def on(self, model: "PreTrainedModel", _layer: int | None = None) -> "Iterator[PreTrainedModel]":

@@ -502,6 +502,8 @@ def test_places_are_fields(models):
         "absmax": 0,
         "absmax+only=layers.1": 1,
         "absmax+skip=layers.0": 1,
+        "fp32+instead=w4a4@layers.1": 1,
+        "fp32+attention+skip=*.0.*products+instead=w4a4@layers.0": 0,
         "fp32+attention+only=attention": 0,
         "zero(3)": 0,
         "plant(3,factor=8)": 0,
@@ -521,3 +523,9 @@ def test_the_first_layer_that_changes(written, layer, models):
         assert outliers.variant(written).first_layer(model) == want
     assert Together(()).first_layer(models[0]) == models[0].config.num_hidden_layers
     assert Ablated(Intervention(())).first_layer(models[0]) == models[0].config.num_hidden_layers
+
+
+def test_a_scheme_instead_of_none_quantizes(models):
+    quantized = outliers.variant("fp32+instead=w4a4@layers.1")
+    assert (quantized.is_exact, quantized.has_errors) == (False, True)
+    assert quantized.fields(models[0])["instead"] == ["w4a4@layers.1"]
