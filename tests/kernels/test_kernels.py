@@ -12,7 +12,7 @@ from outlier_kernels import cpu, dispatch, reference
 from outlier_kernels.cpu import all_passes, packed
 from outlier_kernels.formats import FORMATS, Quantizer, granularities
 
-from tests.conftest import pairwise
+from tests.conftest import in_turn, pairwise
 from tests.small_models import needs_int8_units
 
 LARGEST, NORMAL, TINY = torch.finfo(torch.float32).max, 2.0**-126, 2.0**-149
@@ -394,8 +394,7 @@ def test_dispatch_refuses(x):
             dispatch.linear(x, prepared)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("symmetric", [True, False])
+@in_turn("dtype symmetric", DTYPES, [True, False])
 def test_the_operator_is_what_it_says(dtype, symmetric):
     """Neither writes to its operands nor hands them on, and has the output that its shape-only form has."""
     x, weight, bias = small_layer(5, 32, 9)

@@ -25,6 +25,7 @@ from tests.metrics.test_memory import ABOUT, PARAMETERS
 from tests.typed import call
 
 SMALL_FIELDS = CONFIGS | VARIANTS
+ASK_HUB = HfApi.model_info
 
 
 def change(folder, **fields):
@@ -137,7 +138,8 @@ def test_mistakes_show_before_heavy_imports(folder, tmp_path):
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """A cache of the hub's client that is empty, and a hub that nobody has asked yet."""
+    """A cache of the hub's client that is empty, and a hub that nobody has asked yet, and that nobody reaches."""
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", no_network)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(source, "_silent_since", -float("inf"))
     source._see_on_hub.cache_clear()
@@ -152,10 +154,8 @@ def test_a_hub_that_does_not_answer(hub, monkeypatch):
         threading.Thread(target=lambda: accepted.append(server.accept()), daemon=True).start()
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
 
-        original = HfApi.model_info
-
         def asked(_hub, name, **_options):
-            return original(HfApi(endpoint=address), name, timeout=60)
+            return ASK_HUB(HfApi(endpoint=address), name, timeout=60)
 
         monkeypatch.setattr("huggingface_hub.HfApi.model_info", asked)
         monkeypatch.setattr(source, "SECONDS_FOR_THE_HUB", 1)
@@ -182,8 +182,7 @@ def no_network(*_arguments, **_options):
     raise ConnectionError("Name or service not known")
 
 
-def test_the_cache_is_looked_into_without_network(hub, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.HfApi.model_info", no_network)
+def test_the_cache_is_looked_into_without_network(hub):
     snapshot = hub / "models--some--model" / "snapshots" / "abc"
     shutil.copytree(POCKET / "gpt2-0.1m", snapshot)
     (hub / "models--some--model" / "refs").mkdir()
@@ -197,8 +196,7 @@ def test_the_cache_is_looked_into_without_network(hub, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["a file", "a link to itself"])
-def test_a_cache_that_cannot_be_entered(hub, monkeypatch, capsys, tmp_path, kind):
-    monkeypatch.setattr("huggingface_hub.HfApi.model_info", no_network)
+def test_a_cache_that_cannot_be_entered(hub, monkeypatch, capsys, kind):
     hub.write_text("") if kind == "a file" else hub.symlink_to(hub)
     for arguments in (["gpt2"], ["pocket/gpt2-0.1m", "--text", "c4"]):
         code, _, err = call(monkeypatch, capsys, *arguments, command="trace")

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import warnings
 from pathlib import Path
 
 import pandas as pd
@@ -16,8 +15,7 @@ from outliers.criterion import OF_EVERY_STACK, RESIDUAL, in_transformerlens
 from outliers.metrics.keys import observed_channels
 from outliers.metrics.records import AFTER, ATTENDED, BEFORE
 from outliers.models.anatomy.names import names_of
-from tests.conftest import CONFIGS, VARIANTS, few_kinds, slow_but
-from tests.small_models import make_model, make_tokenizer
+from tests.small_models import make_model
 from tests.typed import call
 
 ROOT = Path(__file__).parents[2]
@@ -99,36 +97,6 @@ def test_queries_keys_and_values_are_those_of_transformerlens(kind):
 
 
 # Not kinds of Falcon that TransformerLens cannot run.
-KNOWN = [name for name in [*CONFIGS, *VARIANTS] if not name.startswith("falcon-")]
-
-
-@pytest.mark.parametrize("case", slow_but(KNOWN))
-def test_every_architecture_in_transformerlens_itself(case, blocks):
-    reason = "needs transformer-lens, which is no requirement; lens_values.json has values of two architectures"
-    bridge = pytest.importorskip("transformer_lens.model_bridge", reason=reason)
-    model, ids, found = make_model(case), blocks[:1], {}
-    model.config.architectures = [type(model).__name__]  # as a checkpoint has it
-    names = names_of(model, "transformerlens")
-    ours = {name: next(outliers.hidden_states(model, ids, name)) for name in names.values()}
-    with warnings.catch_warnings(action="ignore"), torch.no_grad():
-        boot = bridge.TransformerBridge.boot_transformers
-        wrapped = boot(case, hf_model=model, tokenizer=make_tokenizer(), device="cpu")
-        keep = [(name, lambda x, hook, name=name: found.update({name: x.clone()})) for name in ours]
-        wrapped.run_with_hooks(ids, fwd_hooks=keep)
-    assert all(close(found[name].reshape(x.shape), x) for name, x in ours.items())
-
-
-@few_kinds
-def test_every_architecture_in_nnsight_itself(case, blocks):
-    nnsight = pytest.importorskip("nnsight", reason="needs nnsight, which is no requirement; see lens_values.json")
-    model = make_model(case)
-    for (layer, role), name in names_of(model, "nnsight").items():
-        wrapped = nnsight.NNsight(model)
-        with wrapped.trace(blocks[:1]):
-            found = eval(f"wrapped.{name}").save()
-        found = found[0] if isinstance(found, tuple) else found
-        expected = next(outliers.hidden_states(model, blocks[:1], layer, role))
-        assert close(found.detach().reshape(expected.shape), expected), name
 
 
 def test_a_name_says_layer_and_role(blocks):

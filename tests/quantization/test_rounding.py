@@ -294,26 +294,6 @@ def test_two_transforms_keep_the_function(as_they_are, pair):
         assert not torch.equal(got, projection(x)), "and they are applied"
 
 
-def test_codes_of_gptq_and_of_searches_are_their_own(blocks):
-    model = make_model("gpt2")
-    found = calibrate(model, blocks, ALL)
-    plain = quantize(model, "w4a8+smoothing", calibration=found)
-    plain(blocks)
-    codes = next(projections(plain)).module.operand
-    for name, shared in (
-        ("w4a8+smoothing", True),
-        ("w4a8+smoothing+clip=0.9", True),
-        ("w4a8+smoothing+gptq", False),
-        ("w4a8+smoothing+gptq@ffn_out", True),
-        ("w4a8+smoothing=search", False),
-        ("w4a8+smoothing+clip=search", False),
-    ):
-        other = next(projections(quantize(plain, name, calibration=found))).module.operand
-        assert (other is codes) == shared, name
-    one, other = (get_scheme(f"w4a8+smoothing=search{clipped}").weight_operand for clipped in ("", "+clip=0.9"))
-    assert one != other, "clipping changes which strength is found"
-
-
 # Models
 
 
