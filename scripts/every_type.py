@@ -2,8 +2,9 @@
 
     python scripts/every_type.py [FAMILY | FAMILY/TYPE | largest] …
 
-A family is causal, masked, encoder-decoder or image-text; `largest` measures the anatomy of the largest types. What is
-tried, without arguments everything, is updated in docs/types.json, of which the page is made.
+A family is causal, masked, encoder-decoder or image-text; `largest` measures the anatomy of the largest types. Without
+arguments all types are tried whose result is of other code. Each result is kept in docs/types.json at once, with the
+code and its commit, and the page is made of this file; so a run that was ended goes on where it stopped.
 """
 
 import json
@@ -45,7 +46,7 @@ from outliers.models.skeleton import skeleton
 from outliers.models.stream import stream_model
 from outliers.quantization.linear import QuantizedLinear
 from outliers.show.axes import count_label
-from outliers.subjects.provenance import processor
+from outliers.subjects.provenance import code_hash, environment, processor
 from outliers.tracing.trace import traces
 
 PAGE = Path(__file__).parent.parent / "docs" / "types.md"
@@ -399,7 +400,8 @@ def short(why: str) -> str:
     return textwrap.shorten(why, 140, placeholder=" …").replace("|", "/")
 
 
-def section(family: str, results: dict[str, dict[str, str]]) -> list[str]:
+def section(family: str, results: dict[str, dict[str, str]], commits: Counter) -> list[str]:
+    """Return the lines of a family's section. commits: how many types were tried with the code of each commit."""
     counts = Counter(map(outcome, results.values()))
     run = len(results) - counts["not tried"]
     by_name = {words: counts[words] for words in BY_NAME.values()}
@@ -411,7 +413,8 @@ def section(family: str, results: dict[str, dict[str, str]]) -> list[str]:
         f"Of {run} types that transformers runs, {run - counts['refused']} have its loss here, and {whole} pass every "
         f"check ({share}). Streaming is refused by name for {by_name[BY_NAME[STREAM]]} of these, and the probabilities "
         f"of attention within windows or groups of positions for {by_name[BY_NAME[ATTENTION]]}. "
-        f"The other {counts['not tried']} have default configurations that transformers cannot build or run so small.",
+        f"The other {counts['not tried']} have default configurations that transformers cannot build or run so small. "
+        f"The code was that of {' and '.join(f'{commit} for {count}' for commit, count in commits.most_common())}.",
         "",
         "| type | result | why not |",
         "|---|---|---|",
@@ -434,10 +437,20 @@ def page(results: dict[str, dict[str, dict[str, str]]]) -> str:
             "",
             "`python scripts/every_type.py` writes this page; `python -m outliers.anatomy TYPE` shows what was found.",
             "",
-            *(line for family in whole for line in section(family, results[family])),
+            *(
+                line
+                for family in whole
+                for line in section(family, results[family], Counter(commits_of(family, results)))
+            ),
             *(table_of_costs(**results["largest"]) if "largest" in results else ()),
         ]
     )
+
+
+def commits_of(family: str, results: dict[str, dict[str, dict]]) -> list[str]:
+    """Return the commit of the code with which each type of a family was tried."""
+    known = results["code"].get(family, {})
+    return [f"`{known[one]['commit']}`" if one in known else "earlier commits" for one in results[family]]
 
 
 def table_of_costs(of: dict[str, dict[str, float]], processor: str) -> list[str]:
@@ -460,9 +473,17 @@ def table_of_costs(of: dict[str, dict[str, float]], processor: str) -> list[str]
     ]
 
 
+def kept() -> dict[str, dict]:
+    """Return the results of all families and the largest types, and for each type the code and its commit."""
+    return {"code": {}} | (json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {})
+
+
 def keep(name: str, values: dict) -> None:
-    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    """Update the results of a family, or of the largest types, as those of the code of now."""
+    results = kept()
     results[name] = results.get(name, {}) | values
+    code = {part: environment("cpu")[part] for part in ("code", "commit")}
+    results["code"][name] = results["code"].get(name, {}) | dict.fromkeys(values, code)
     RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -478,11 +499,15 @@ def main(names: list[str]) -> None:
                 print(one, cost, flush=True)
                 keep(family, {"processor": processor(), "of": costs})
             continue
-        for one in [kind] if kind else FAMILIES[family].kinds:
+        before = {} if names else kept()["code"].get(family, {})
+        others = (one for one in FAMILIES[family].kinds if before.get(one, {}).get("code") != code_hash())
+        for one in [kind] if kind else others:
             result = tried_apart(one, family)
-            print(family, row(one, result), flush=True)
+            print(
+                family, row(one, result), f"{resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime:.0f} s", flush=True
+            )
             keep(family, {one: result})
-    PAGE.write_text(page(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
+    PAGE.write_text(page(kept()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -659,8 +659,5 @@ def check_features(features: Iterable[int], width: int) -> list[int]:
 
 def norms_are_in_the_residual_stream(config: PretrainedConfig) -> bool:
     """Return whether norms put out the residual stream itself (BERT, OPT-350m, a variant of BLOOM)."""
-    return (
-        bool(anatomy_of(config).norms_of_sums)
-        or not getattr(config, "do_layer_norm_before", True)
-        or getattr(config, "apply_residual_connection_post_layernorm", False)
-    )
+    post_norm = getattr(config, "apply_residual_connection_post_layernorm", False)
+    return bool(anatomy_of(config).norms_of_sums) or post_norm

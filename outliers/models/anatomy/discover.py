@@ -258,7 +258,6 @@ class Kind:
         norms_between: norms of sums and all others, each with the projections that read its output.
         routers: projections that read the residual stream and only choose or weigh the outputs of others.
         experts: modules that hold the weights of several experts and cannot be unfolded into projections.
-        chosen: the routers that choose among experts.
         inputs: the number of the tensor that each projection reads.
         attention, cross_attention: the modules in which a softmax over positions runs.
         split: for a projection that alone reads the stream for its branch, the parts into which its outputs are taken
@@ -275,7 +274,6 @@ class Kind:
     norms_between: tuple[tuple[str, tuple[str, ...]], ...] = ()
     routers: tuple[str, ...] = ()
     experts: tuple[str, ...] = ()
-    chosen: tuple[str, ...] = ()
     inputs: tuple[tuple[str, int], ...] = ()
     attention: tuple[str, ...] = ()
     cross_attention: tuple[str, ...] = ()
@@ -595,7 +593,6 @@ class _Layer:
                 routers.add(one)
         routers |= self._mixes_of_streams(written - {*into}) if top in seen.wide() else set()
         self.routers = tuple(one for one in self.calls if one in routers)
-        self.chosen = tuple(one for one in self.routers if one in chosen)
         self.reads = [one for one in into if one not in self.routers]
         self.memory = [one for one, call in self.calls.items() if MEMORY in call.history and one not in into]
         self.writes = [one for one in self.calls if one in written and one not in (*into, *self.memory)]
@@ -692,7 +689,6 @@ class _Layer:
             tuple((norm, self._reading(norm)) for norm in norms if norm not in {*front, *behind}),
             tuple(one for one in self.routers if self._is_module(one)),
             self.experts,
-            self.chosen,
             tuple((one, tensors.index(call.input)) for one, call in self.calls.items()),
             tuple(path for path, cross in softmaxes.items() if not cross),
             tuple(path for path, cross in softmaxes.items() if cross),
