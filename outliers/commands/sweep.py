@@ -47,9 +47,9 @@ class Sweep(experiment.Experiment):
 
 def _beside_baseline(experiment: Sweep) -> Sweep:
     """Put fp32 before schemes without it, for costs and their paired standard errors are relative to it."""
-    names = [getattr(scheme, "name", scheme) for scheme in experiment.schemes]
-    schemes = [*[BASELINE] * (BASELINE not in names), *experiment.schemes]
-    return experiment.model_copy(update={"schemes": schemes})
+    if BASELINE in [getattr(scheme, "name", scheme) for scheme in experiment.schemes]:
+        return experiment
+    return experiment.model_copy(update={"schemes": [BASELINE, *experiment.schemes]})
 
 
 Experiment = Sweep  # its public name

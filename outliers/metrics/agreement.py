@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.metrics.measurement import LogitsComputation
-from outliers.metrics.perplexity import broken_at
+from outliers.metrics.perplexity import broken_at, predicted
 from outliers.models.anatomy.examples import Block
 from outliers.show import units
 from outliers.variants.draw import scattered
@@ -86,7 +86,7 @@ class AgreementReader:
 
 def values_of(draws: list[list[Agreeing]]) -> list[dict]:
     """Return divergence and agreement as values of a row, from the results of all blocks, by draw."""
-    tokens = [sum(block.tokens for block in blocks) for blocks in draws]
+    tokens = [predicted(block.tokens for block in blocks) for blocks in draws]
     kl = [math.fsum(block.kl for block in blocks) / count for blocks, count in zip(draws, tokens, strict=True)]
     same = [sum(block.agreeing for block in blocks) / count for blocks, count in zip(draws, tokens, strict=True)]
     of_kl = units.fields([(block.kl, block.tokens) for block in blocks] for blocks in draws)

@@ -210,15 +210,19 @@ def perplexity_value(metric: str, draws: Iterable[list[Loss]]) -> dict:
 
 
 def mean_loss(losses: list[Loss]) -> float:
-    """Return the mean loss over all predicted tokens in nats; raise UserError if there is no block."""
+    """Return the mean loss over all predicted tokens in nats; raise UserError if there is none."""
     if not losses:
         raise UserError("no blocks to evaluate; expected at least one")
-    tokens = sum(loss.tokens for loss in losses)
-    if not tokens:
-        raise UserError(
-            "nothing is predicted; expected blocks of at least 2 tokens, or pictures by class of a model that has them"
-        )
-    return sum(loss.total for loss in losses) / tokens
+    return sum(loss.total for loss in losses) / predicted(loss.tokens for loss in losses)
+
+
+def predicted(tokens: Iterable[int]) -> int:
+    """Return the number of predicted tokens of all blocks; raise UserError if there is none."""
+    if count := sum(tokens):
+        return count
+    raise UserError(
+        "nothing is predicted; expected blocks of at least 2 tokens, or pictures by class of a model that has them"
+    )
 
 
 def loss_of(model: PreTrainedModel, block: Block, states: torch.Tensor) -> Loss | Later:

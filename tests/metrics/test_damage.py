@@ -320,25 +320,6 @@ def test_what_is_asked_travels():
     assert plan.subject.reader and "reader" not in vars(pickle.loads(pickle.dumps(plan.subject)))
 
 
-def test_mistakes_in_python(blocks):
-    model = make_model("gpt2")
-    for message, arguments in {
-        "scheme 'fp32' quantizes nothing": {"scheme": "fp32"},
-        "no part of the damage is requested; expected some of error, role, layer, stack, head, model": {"by": []},
-        "unknown part of the damage 'all'": {"by": "all"},
-        "has one stack of layers": {"by": ["stack"]},
-        "blocks of 70 tokens are longer": {"blocks": torch.zeros(1, 70, dtype=torch.int64)},
-        "no blocks to evaluate": {"blocks": torch.zeros(0, 8, dtype=torch.int64), "by": ["layer"]},
-        "leaves nothing for scheme 'absmax'": {"skip": ["transformer"]},
-    }.items():
-        with pytest.raises(UserError, match=message):
-            damage(model, **{"blocks": blocks, "scheme": "absmax", **arguments})
-    with pytest.raises(UserError, match="keeps only int8 codes"):
-        damage(quantize(model, "absmax", keep="int8"), blocks, "absmax")
-    with pytest.raises(UserError, match="2 draws in bfloat16"):
-        damage(make_model("gpt2").bfloat16(), blocks, "absmax", draws=2)
-
-
 def test_a_model_with_nan_is_named(blocks):
     model = make_model("gpt2")
     with torch.no_grad():

@@ -122,24 +122,6 @@ def test_extreme_logits(blocks):
     assert perplexity(model, blocks[:1, :4]) == pytest.approx(own_loss(model, blocks[:1, :4]), rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("blocks", "said"),
-    [
-        ([[1, 2, 3]], r"a block is of type list; expected int64 token ids \(T,\)"),
-        (torch.ones(3, dtype=torch.int64), r"a block is int64 of shape \(\); expected int64 token ids \(T,\)"),
-        (torch.ones(2, 3), r"a block is float32 of shape \(3,\)"),
-        ([torch.ones(0, dtype=torch.int64)], r"a block is int64 of shape \(0,\)"),
-        ([], "no blocks to evaluate"),
-        (torch.zeros(1, 1, dtype=torch.int64), "nothing is predicted; expected blocks of at least 2 tokens"),
-        (torch.zeros(1, 65, dtype=torch.int64), "blocks of 65 tokens are longer than the model's context of 64"),
-        (torch.full((1, 4), 100), "token id 100 is outside the model's vocabulary of 100"),
-    ],
-)
-def test_what_is_no_block(blocks, said):
-    with pytest.raises(UserError, match=said):
-        perplexity(make_model("gpt2"), blocks)
-
-
 def test_a_model_without_a_longest_block():
     assert perplexity(make_model("bloom"), torch.zeros(1, 65, dtype=torch.int64)) > 0
 
@@ -332,15 +314,6 @@ def test_blocks_at_once_have_the_values_of_one_thread(case, blocks, monkeypatch)
 def test_memory_is_forecast_for_both_blocks_at_once(stream, batch):
     subject = SimpleNamespace(experiment=SimpleNamespace(stream=stream, device="cpu"))
     assert STATES.memory_needs([Cell(subject, variant("absmax"), Perplexity())]).batch == batch
-
-
-@pytest.mark.parametrize(("most", "kept"), [(2**25, 1), (0, 0)])
-def test_factors_of_large_embeddings_go_with_their_draw(blocks, monkeypatch, most, kept):
-    monkeypatch.setattr(draw, "MOST_KEPT", most)
-    draw._kept_factors.cache_clear()
-    with draw.drawn(model := make_model("gpt2"), 1):
-        perplexity(model, blocks)
-    assert draw._kept_factors.cache_info().currsize == kept
 
 
 def test_operands_of_a_draw_go_with_it(blocks):

@@ -23,7 +23,6 @@ from outliers.quantization.linear import stored_weight
 from outliers.quantization.peers import has_bitsandbytes, with_bitsandbytes
 from outliers.runs.frame import records_in as read_rows
 from outliers.show.write import write
-from outliers.views import latency as table6
 from outliers.views import linear_layer as table5
 from tests.conftest import PAPER_TABLES, needs_paper
 from tests.small_models import make_model
@@ -227,31 +226,6 @@ def test_bitsandbytes_is_timed_beside_our_schemes(tmp_path, caplog, monkeypatch)
             row["scheme"] for row in rows if row["scheme"] != "bitsandbytes"
         ]
     assert "goes on without it" in caplog.text
-
-
-def test_latency_table():
-    common = {"metric": "latency.decode", "q1": 1.0, "q3": 9.0, "prompt": 8, "tokens": 4, "repeats": 2}
-    common |= {"dtype": "bfloat16", "device_name": "one", "threads": 2}
-    decode = {("a/b", "fp32", 8): 6.0, ("a/b", "fp32", 1): 4.0, ("a/b", "llm.int8", 8): 2.0, ("c", "llm.int8", 1): 5.0}
-    keys = ("model", "scheme", "batch")
-    rows = [{**common, **dict(zip(keys, place, strict=True)), "value": value} for place, value in decode.items()]
-    rows += [
-        {**rows[place], "metric": "latency.prefill", "value": value} for place, value in {2: 77.7, 0: 155.4}.items()
-    ]
-    table = table6.latencies(rows)
-    assert table.index.tolist() == [("b", "fp32"), ("b", "llm.int8"), ("c", "llm.int8")]
-    assert table.loc[("b", "llm.int8"), ("times_faster", 8)] == 3
-    assert table.loc[("b", "llm.int8"), ("decode_q3", 8)] == 9
-    assert table["decode"].columns.tolist() == [1, 8]
-    shown = table6.latency_table(rows)
-    values = ("batch", "speedup", "prefill", "prefill speedup")
-    of_batches = [f"{value} {batch}" for value in values for batch in (1, 8)]
-    assert shown.headers == ["model", "weights", *of_batches]
-    assert shown.cells == [
-        ["b", "bfloat16", "4 [1, 9]", "6 [1, 9]", "1.00", "1.00", "–", "155.4", "–", "1.00"],
-        ["b", "llm.int8", "–", "2 [1, 9]", "–", "3.00", "–", "77.7", "–", "2.00"],
-        ["c", "llm.int8", "5 [1, 9]", "–", "–", "–", "–", "–", "–", "–"],
-    ]
 
 
 def test_ways_are_one_product():

@@ -269,21 +269,6 @@ def test_neurons_of_experts_are_terms(kind, blocks):
 # What is refused
 
 
-def test_refused(blocks):
-    model = make_model("llama")
-    for arguments, said in [
-        ((model, blocks, [32]), "feature 32 is out of range"),
-        ((model, blocks, []), "the list of features is empty"),
-        ((model, blocks, [3], [24]), "position 24 is in none of the blocks"),
-        ((model, [], [3]), "no blocks to account for"),
-        ((model, blocks[:, :1], [3]), "sequence 0 has 1 tokens"),
-        ((make_model("opt-350m"), blocks, [3]), "norms rescale its residual stream"),
-        ((nn.Linear(2, 2), blocks, [3]), "not a transformers model"),
-    ]:
-        with pytest.raises(UserError, match=said):
-            outliers.origins(*arguments)
-
-
 # Runs
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import outliers
-from outliers import Ablated, Intervention, UserError, load_model, plant, run, variant
+from outliers import Ablated, Intervention, load_model, plant, run, variant
 from outliers.commands.origins import Account
 from outliers.metrics import attention
 from outliers.metrics.sinks import COMPUTATION as SINKS
@@ -19,6 +19,7 @@ from outliers.views.account import account_section
 from outliers.views.origins import origins_section
 from tests.conftest import C4, needs_shared, needs_smollm2
 from tests.small_models import make_model, sample_blocks
+from tests.views.shown import shown
 
 AS_IT_IS = Ablated(Intervention(()))
 
@@ -161,25 +162,6 @@ def test_controls_are_all_others_and_no_outliers(blocks):
     assert sorted(everyone) == sorted(others)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"places": ["gate"]}, "place 'gate': layer 0 has no such reader of the residual stream; expected some of q"),
-        ({"places": ["x"]}, "unknown place 'x'"),
-        ({"places": ["layers.2.q"]}, "place 'layers.2.q' in a model of 2 layers"),
-        ({"features": [32]}, "feature 32 is out of range"),
-        ({"features": []}, "the list of features is empty"),
-        ({"controls": 1}, "1 controls; expected at least 2 random features, 10000 at most"),
-        ({"controls": 40}, "1 of 32 features leave 31 others that are not outliers, too few to draw 40 random ones"),
-        ({"seed": -1}, "seed is -1; expected"),
-        ({"blocks": []}, "no blocks"),
-    ],
-)
-def test_refused(arguments, message, blocks):
-    with pytest.raises(UserError, match=re.escape(message)):
-        outliers.readers(make_model("gpt2"), **{"blocks": blocks, "features": [3], **arguments})
-
-
 # What is said
 
 
@@ -211,36 +193,17 @@ def made_up(costs: dict[str, float], margins: dict[str, float], controls=(0.0, 0
     return [{"model": "a", "variant": f"zero(@{row['where'][0]})" if "where" in row else "fp32", **row} for row in rows]
 
 
-def said(rows: list[dict]) -> list[str]:
-    return [finding.text for finding in account_section(rows).findings]
+BEYOND = {"q": 0.0295, "k": 0.031, "up": 1.5, "gate": -0.5}  # two deviations, of which k and up are
+ACCOUNTS = {
+    "read by two beyond two deviations": made_up(BEYOND, {"q": 8.0295, "k": 5.0}),
+    "read by none": made_up({"q": 0.0295, "up": -0.009}, {"q": 8.0295}),
+    "read without attention": made_up({"k": 0.5, "up": 0.0}, {"k": 5.0}),
+}
 
 
-def test_what_reads_a_feature_is_said_beyond_two_deviations():
-    texts = said(made_up({"q": 0.0295, "k": 0.031, "up": 1.5, "gate": -0.5}, {"q": 8.0295, "k": 5.0}))
-    assert texts[0].startswith("Feature 3 is read by up (+150.0 %) and k (+3.1 %); in brackets, the increase of")
-    assert texts[0].endswith("A random feature costs at most +1.0 % ± 1.0 there, on average.")
-    assert texts[1].startswith("Without feature 3 at k, the margin of the first position (mean over heads) changes")
-    assert " to 5.00 nats and its share" in texts[1]
-    assert len(texts) == 2
-
-
-def test_what_nothing_reads_is_said_so():
-    assert said(made_up({"q": 0.0295, "up": -0.009}, {"q": 8.0295})) == [
-        "Feature 3 has no reader at which it matters measurably more than random features: without it at q the "
-        "perplexity changes by +3.0 %, without random features by +1.0 % ± 1.0."
-    ]
-
-
-def test_tables_of_readers():
-    section = account_section(made_up({"k": 0.5, "up": 0.0}, {"k": 5.0}))
-    readers, heads = section.tables
-    assert [row[:4] for row in readers.cells] == [
-        ["–", "nothing removed", "20.000", "–"],
-        ["3", "k", "30.000", "+50.00"],
-        ["3", "up", "20.000", "+0.00"],
-    ]
-    assert readers.cells[1][4:7] == ["+1.0±1.0", "49.0", "40.00"] and readers.cells[2][6] == "–"
-    assert heads.cells == [["3", "k", "0", "0", "8.00", "5.00", "-3.00", "+0.010±0.010", "50.0", "50.0"]]
+@pytest.mark.parametrize("name", ACCOUNTS)
+def test_account(name, as_kept):
+    as_kept(name, shown(account_section(ACCOUNTS[name])))
 
 
 # Runs

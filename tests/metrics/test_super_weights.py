@@ -1,6 +1,5 @@
 """Single weights that carry a model: planted ones are found, others are not claimed; their controls."""
 
-import math
 import re
 
 import pandas as pd
@@ -18,14 +17,13 @@ from outliers.metrics.records import Candidates
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.quantization.linear import stored_weight
 from outliers.runs.stages.super_weights import CONTROLLED, compared, scalings, search_stages, treatments
-from outliers.show.value import Value
 from outliers.subjects.given import Given
 from outliers.variants.massive import Massive
 from outliers.variants.term import Weight
-from outliers.views import super_weights as view
 from outliers.views.account import account_section
 from outliers.views.massive import becomes_of
 from tests.small_models import make_model, make_tokenizer
+from tests.views.shown import shown
 
 LAYER, OUTPUT, INPUT = 1, 5, 7
 PLANTED = [("llama", 0), ("gpt2", 1)]
@@ -79,25 +77,6 @@ def test_of_a_model_without_a_plant_nothing_is_claimed(case, seed):
     section = section_of(model, written_by(model, seed))
     (finding,) = section.findings
     assert re.match(r"No super weight was found|None of \S+ candidates is a super weight", finding.text)
-
-
-def test_at_most_is_of_all_candidates_and_of_either_sign(monkeypatch):
-    """The only candidate without controls is the one whose removal changes most, and it lowers the perplexity."""
-    with_controls = {"weight": 0.001, "nearest": -0.02, "neuron": 0.003}
-    costs = [("m.2.w[1,2]", 2, with_controls), ("m.1.w[3,4]", 1, {"weight": -0.03})]
-    increase = Value(0.0, 0.0)
-    about = {"found_by": "weights", "value": 1.0, "kl": 0.1, "factor": None, "deviation": None, "other": 0.9}
-    table = pd.DataFrame(
-        about
-        | {"candidate": name, "layer": layer, "output": 1, "input": 2, "treatment": treatment}
-        | {"cost": cost, "increase": increase._replace(mean=math.log1p(cost))}
-        for name, layer, treated in costs
-        for treatment, cost in treated.items()
-    )
-    monkeypatch.setattr(view, "compared", lambda rows: table)
-    (finding,) = view.super_weights_findings([])
-    assert "setting one to zero changes the perplexity by at most 3.0 % (layer 1 [3, 4])" in finding.text
-    assert "it changes by at most 2.0 %; without its whole neuron" in finding.text
 
 
 def test_candidates_are_where_spikes_meet():
@@ -246,42 +225,27 @@ def searched(costs: list[float], others: list[float], scatter: float = 1e-6, ear
     return records + [base | {"variant": one.name, "value": 10.5} for one in scalings(records[1])]
 
 
-def test_a_section_says_what_was_compared():
-    """Of made-up costs: a weight that carries, by its controls, and one that does not."""
-    records = searched([5.0, 0.06], [-0.01, 0.07, 0.01])
-    section = account_section(records)
-    assert [finding.text for finding in section.findings] == [
-        "Weight [5, 0] of the second feed-forward projection of layer 1 is the one super weight: without it the "
-        "perplexity is multiplied by 6.0; without any of the three weights nearest in magnitude (1.5 to 2.2) it "
-        "changes by at most 7.0 %; without the whole neuron 0 it rises by 2.0 %. The loss of the neuron's output "
-        "therefore does not explain the effect of the weight.",
-        "Without the whole row 5 of layer 1 the perplexity is multiplied by 2.0.",
-        "Scaling layer 1 [5, 0] by 0.5, 1.5 and 2 changes the perplexity by +5.0 %, +5.0 % and +5.0 %.",
-    ]
-    assert section.tables[0].data["cost"].tolist() == pytest.approx([5.0, 0.06])
-    assert len(compared([*records, *records])) == 2 * 6 + 3, "of parts that both search, once"
+NEAREST = [0.0, 0.07, 0.0]  # what the weights nearest in magnitude cost
+ACCOUNTS = {
+    "one super weight": searched([5.0, 0.06], [-0.01, 0.07, 0.01]),
+    "two super weights": searched([5.0, 0.3], NEAREST),
+    "two super weights of an earlier version": searched([5.0, 0.3], NEAREST, earlier=True),
+    "a super weight within twice its cost": searched([0.3, 0.06], NEAREST),
+    "none beyond the scatter of rounding": searched([0.3, 0.06], NEAREST, scatter=0.2),
+    "none beyond its controls": searched([0.06, 0.05], NEAREST),
+    "none, and the largest change is a fall": searched([0.001, -0.03], [0.0, -0.02, 0.0, 0.0]),
+}
 
 
-CALLED = ("a super weight", "the one super weight")
+@pytest.mark.parametrize("name", ACCOUNTS)
+def test_account(name, as_kept):
+    """Several may be super weights; the cost of the neuron stands beside each."""
+    as_kept(name, shown(account_section(ACCOUNTS[name])))
 
 
-@pytest.mark.parametrize(
-    ("costs", "scatter", "earlier", "said"),
-    [
-        ([5.0, 0.3], 1e-6, False, ["a super weight", "a super weight"]),
-        ([5.0, 0.3], 1e-6, True, ["a super weight", "a super weight"]),
-        ([0.3, 0.06], 1e-6, False, ["the one super weight"]),
-        ([0.3, 0.06], 0.2, False, ["none"]),
-        ([0.06, 0.05], 1e-6, False, ["none"]),
-    ],
-)
-def test_a_super_weight_costs_more_than_the_other_that_costs_most(costs, scatter, earlier, said):
-    """Beyond two standard deviations of rounding; several may be, and the cost of the neuron is beside each."""
-    texts = [finding.text for finding in account_section(searched(costs, [0.0, 0.07, 0.0], scatter, earlier)).findings]
-    told = [text for text in texts if "super weight" in text]
-    called = [next((one for one in CALLED if f" is {one}: " in text), "") for text in told]
-    assert ["none" if text.startswith("None of ") else one for text, one in zip(told, called, strict=True)] == said
-    assert all("without " in text and " neuron " in text for text in told)
+def test_what_both_parts_of_an_account_search_counts_once():
+    records = ACCOUNTS["one super weight"]
+    assert len(compared([*records, *records])) == 2 * 6 + 3
 
 
 @pytest.fixture(scope="module")

@@ -20,12 +20,8 @@ from outliers.metrics.records import ZeroShot as Metric
 from outliers.metrics.zeroshot import FOLDER, STANDARD_ERRORS, _task, documents_hash, load_tasks, zeroshot
 from outliers.paper.artefacts import ARTEFACTS
 from outliers.views.zeroshot import (
-    accuracies,
-    accuracy_by_size,
-    accuracy_table,
     mean_accuracy,
     mean_chance,
-    zeroshot_section,
 )
 from tests.conftest import C4, SHARED, needs_harness, needs_shared
 
@@ -319,7 +315,7 @@ def made_up(model: str, scheme: str, accuracies: dict[str, float], error: float 
     ]
 
 
-def test_means_and_table():
+def test_means_over_tasks():
     rows = made_up("facebook/opt-1b", "fp32", {"piqa": 0.7, "lambada_openai": 0.6})
     rows += made_up("facebook/opt-1b", "llm.int8", {"piqa": 0.6})
     (mean,) = mean_accuracy(rows)
@@ -327,26 +323,4 @@ def test_means_and_table():
     assert mean["standard_error"] == pytest.approx(0.02 / math.sqrt(2))
     assert mean_chance(rows) == 0.25
     assert mean_chance(rows + made_up("facebook/opt-1b", "fp32", {"other": 1})) is None
-    table = accuracies(rows)
-    assert table.loc[("opt-1b", "fp32"), ("mean", "acc")] == pytest.approx(0.65)
-    assert table.loc[("opt-1b", "llm.int8"), ("piqa", "acc")] == 0.6
-    assert table.loc[("opt-1b", "llm.int8")].isna().sum() == 3
-    assert accuracy_table(rows).cells[1] == ["opt-1b", "llm.int8", "60.0", "60.0", "–", "–", "–"]
     assert ARTEFACTS["figure1"].ours(rows)["opt-1b", "piqa", "acc", "llm.int8"] == 0.6
-    assert accuracy_table(rows).cells[0][:2] == ["opt-1b", "float16, not quantized"]
-    assert zeroshot_section(rows).printed.count("float16, not") == 2, "broken into 80 columns"
-
-
-@pytest.mark.parametrize(("error", "bars"), [(0.02, 2), (None, 0)])
-def test_figure(error, bars):
-    rows = [
-        row
-        for scheme, value in (("fp32", 0.7), ("llm.int8", 0.6))
-        for row in made_up("facebook/opt-1b", scheme, {"piqa": value}, error)
-    ]
-    axes = accuracy_by_size(rows)
-    assert [line.get_ydata()[0] for line, *_ in axes.containers] == [pytest.approx(70), pytest.approx(60)]
-    assert sum(container.has_yerr for container in axes.containers) == bars
-    words = [text.get_text() for text in axes.figure.legends[0].get_texts()]
-    assert words == ["float16, not quantized", "llm.int8", *["± 1 standard error"] * (bars > 0)]
-    assert axes.get_lines()[-1].get_ydata()[0] == 50

@@ -58,21 +58,6 @@ def test_what_a_broken_model_loses_is_said_and_what_is_finished_stays(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"models": ["a"], "alpha": float("nan")}, "field 'alpha': expected a positive number"),
-        ({}, "field 'models' is missing"),
-        ({"models": ["a"], "nmae": 1}, "unknown field 'nmae'; did you mean name"),
-        ({"models": ["a\ud800"]}, "field 'models.0': expected text in one line"),
-        ({"models": [["a"] * 10**6]}, r"field 'models.0': expected text, got \['a', [^\n]{,80}…$"),
-    ],
-)
-def test_users_of_the_library_get_one_line_too(fields, message):
-    with pytest.raises(UserError, match=message):
-        Experiment(**fields)
-
-
-@pytest.mark.parametrize(
     ("model", "revision", "folder"),
     [
         ("some/model", None, "trace/model"),

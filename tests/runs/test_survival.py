@@ -27,7 +27,6 @@ from outliers.commands.latency import Latency
 from outliers.commands.trace import OneModel
 from outliers.files import LEFT, LOCK, OWNER, locked, write_whole
 from outliers.metrics import states
-from outliers.metrics import trace as traces
 from outliers.models import load
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
@@ -520,17 +519,6 @@ def test_a_checkpoint_that_changes_under_a_sweep_is_named(monkeypatch, capsys, t
     assert code == 1
     assert f"the weights of '{model}' changed while they were measured ('{file}'); " in err
     assert [row["scheme"] for row in read_rows(out) if "failed" not in row] == SCHEMES[:2]
-
-
-def test_ctrl_c_during_a_trace_keeps_the_blocks_it_has_read(monkeypatch, tmp_path):
-    spec = OneModel(model=MODEL, block=64, blocks=6, alpha=3)
-    want = lasting(trace_model(spec, tmp_path / "whole")[1])
-    read = before_call(monkeypatch, traces, "traces", 3, press)
-    with pytest.raises(KeyboardInterrupt, match=r"^0 finished rows"):
-        trace_model(spec, tmp_path / "cut")
-    assert Trace.load(tmp_path / "cut" / "trace").sequences == 3
-    assert lasting(trace_model(spec, tmp_path / "cut")[1]) == want
-    assert len(read) == 6
 
 
 TEXT = {"block": 64, "blocks": 2}

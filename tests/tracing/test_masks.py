@@ -127,12 +127,3 @@ def test_a_run_writes_them(tmp_path):
 def test_a_model_of_two_stacks_is_refused():
     with pytest.raises(UserError, match="several stacks"):
         outliers.masks(load_model("pocket/t5-1.9m"), [])
-
-
-def test_bad_input(blocks):
-    model = make_model("llama")
-    with pytest.raises(UserError, match="no blocks to mark"):
-        outliers.masks(model, [])
-    other = outliers.load_model("pocket/gpt2-0.1m")
-    with pytest.raises(UserError, match=r"of \(layers, features\) \(2, 24\) for a model of \(2, 32\)"):
-        outliers.masks(model, blocks, outliers.trace(other, blocks))

@@ -32,7 +32,6 @@ from outliers.views.table4 import emergence_section
 from outliers.views.trace import heat_map, magnitude_by_position, sorted_profile, traced_section
 from outliers.views.zeroshot import zeroshot_section
 from tests.conftest import PAPER_TABLES, needs_paper
-from tests.show.test_plot import check_words, ticks_of
 from tests.small_models import make_model, make_tokenizer
 from tests.views.shown import shown
 
@@ -78,6 +77,26 @@ TASKS = each(
 )
 TIMES = {"metric": "latency.decode", "batch": 1, "q1": 1, "q3": 2, "prompt": 8, "tokens": 4, "repeats": 2}
 TIMES |= {"device_name": "one", "threads": 2}
+OF_BATCHES = {  # of a model under a scheme: by what is timed and the batch; the rest was not timed
+    ("a/b", "fp32"): {("decode", 8): 6.0, ("decode", 1): 4.0, ("prefill", 8): 155.4},
+    ("a/b", "llm.int8"): {("decode", 8): 2.0, ("prefill", 8): 77.7},
+    ("c", "llm.int8"): {("decode", 1): 5.0},
+}
+TIMED = [
+    TIMES
+    | {"model": model, "scheme": scheme, "dtype": "bfloat16", "q1": 1.0, "q3": 9.0}
+    | {"metric": f"latency.{name}", "batch": batch, "value": value}
+    for (model, scheme), times in OF_BATCHES.items()
+    for (name, batch), value in times.items()
+]
+ACCURACIES = [("fp32", "piqa", 0.7), ("fp32", "lambada_openai", 0.6), ("llm.int8", "piqa", 0.6)]
+OF_TWO_KINDS = [
+    {"model": "facebook/opt-1b", "architecture": "opt", "parameters": 10**8, "dtype": "float16", "lm_eval": "0"}
+    | {"scheme": scheme, "task": task, "metric": f"zeroshot.{metric}", "value": value}
+    | {"standard_error": 0.02, "examples": 100}
+    for scheme, task, value in ACCURACIES
+    for metric in ("acc", "acc_norm")
+]
 ONE_MODEL = sweep()[0] | {"draws": 3}
 REMEDIES = {  # one model in formats with remedies: of each scheme its perplexity, and what else its row says
     "fp32": (10, {}),
@@ -186,6 +205,8 @@ SECTIONS = {
     ),
     "zero-shot tasks": lambda: zeroshot_section(TASKS),
     "latency": lambda: latency_section(each(OWN, **TIMES)),
+    "latency of two batches": lambda: latency_section(TIMED),
+    "zero-shot tasks of two kinds": lambda: zeroshot_section(OF_TWO_KINDS),
     "remedies": lambda: remedies_section(SAVED),
     "remedies of two models": lambda: remedies_section([*SAVED[:3], *each(SAVED[:3], model="pocket/opt-2m")]),
     "variants": lambda: remedies_section(VARIED),
@@ -427,22 +448,6 @@ def test_a_heat_map_can_be_read_whatever_its_largest_value_is(found):
         bar = axes[-1]
         assert "log" in bar.get_ylabel()
         assert bar.get_yscale() == "log"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("draw", "value"), [(heat_map, 3000), (sorted_profile, 3000), (sorted_profile, None), (magnitude_by_position, None)]
-)
-def test_labels_of_a_trace_do_not_overlap_or_repeat(found, draw, value):
-    statistics = {**found.statistics, "attn_in.max": found.statistics["attn_in.max"].clone()}
-    statistics["attn_in.min"] = statistics["attn_in.min"].clone()
-    for end in ("min", "max"):
-        statistics[f"attn_in.{end}"][:, 9] *= 1e-6  # a feature that is as good as dead
-    shown = replace(found, statistics=statistics)
-    figure = np.ravel(draw(with_largest(shown, "ffn_out", 1, value) if value else shown))[0].figure
-    check_words(figure)
-    if draw is not magnitude_by_position:
-        assert sum(len(ticks_of(axes.yaxis)) > 1 for axes in figure.axes) >= 3
 
 
 def test_lines_of_a_trace(found):
