@@ -40,12 +40,14 @@ class CachedOperand(NamedTuple):
     """A cached operand with the weight it was made of.
 
     weight: the projection's weight, detached; holding it keeps its memory from being reused for another tensor.
-    version: torch's counter of edits in place.
+    version: torch's counter of edits in place. ties: flat indices of the entries halfway between two codes, int64
+    (ties,); None until a draw needs them.
     """
 
     operand: Operand
     weight: torch.Tensor
     version: int | None
+    ties: torch.Tensor | None = None
 
     def is_of(self, weight: torch.Tensor) -> bool:
         """Return whether a weight is unchanged since the operand was made, in about a microsecond."""
@@ -114,7 +116,9 @@ class QuantizedLinear(SchemeLinear):
         drawn = self.drawn
         if drawn is None or drawn.draw != self.draw or drawn.made is not made:
             with torch.inference_mode(False), torch.no_grad():
-                operand = drawn_operand(made.operand, self.weight, self.here, self.magnitudes, self.draw)
+                if made.ties is None:
+                    made = self.made = made._replace(ties=ties_of(made.operand, self.weight, self.here))
+                operand = drawn_operand(made, self.weight, self.here, self.magnitudes, self.draw)
             drawn = self.drawn = CachedDraw(operand, self.draw, made)
         return drawn.operand
 
@@ -183,32 +187,40 @@ def _codes(exact: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | None) -
     return codes
 
 
-def drawn_operand(
-    operand: Operand, weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | None, draw: int
-) -> Operand:
-    """Return the operand of a weight (outputs, features) in a draw above 0; the same object if no weight ties."""
+def ties_of(operand: Operand, weight: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """Return the flat indices of the entries of a weight (outputs, features) halfway between two codes of its operand,
+    int64 (ties,)."""
+    if scheme.weights is None:
+        return torch.empty(0, dtype=torch.int64)
     exact = weight if operand.exact is None else operand.exact
-    untied = exact if scheme.weights is None else untie(exact, operand.codes, scheme, draw)
-    if untied is exact:
+    return _ties(exact.half() if ARITHMETICS[scheme.arithmetic].half else exact, operand.codes, scheme)
+
+
+def drawn_operand(
+    made: CachedOperand, weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | None, draw: int
+) -> Operand:
+    """Return the operand of a weight (outputs, features) with known ties in a draw above 0; the same object if no entry
+    ties."""
+    operand = made.operand
+    if not len(made.ties):
         return operand
+    exact = weight if operand.exact is None else operand.exact
+    untied = untie(exact, made.ties, scheme, draw)
     for step, numbers in zip(scheme.transforms, operand.fitted, strict=False):
         magnitudes = magnitudes and magnitudes.behind(step, numbers)
     exact = operand.exact if scheme.outlier_threshold is None else untied  # multiplied with outlier features
     return operand._replace(codes=_codes(untied, scheme, magnitudes), exact=exact)
 
 
-def untie(weight: torch.Tensor, codes: Quantized, scheme: Scheme, draw: int) -> torch.Tensor:
-    """Return a weight whose entries halfway between two codes are moved up or down at random; itself if there are none.
+def untie(weight: torch.Tensor, places: torch.Tensor, scheme: Scheme, draw: int) -> torch.Tensor:
+    """Return a weight whose entries halfway between two codes are moved up or down at random.
 
     How such a tie is rounded depends on the order of operations: `127 · (w / max)` and `(127 · w) / max` differ in it.
     An entry moves by as little as float32 can tell apart, so that scales stay the same.
 
-    weight: float (outputs, features). codes: its codes under the scheme, possibly compensated. draw: seed.
+    weight: float (outputs, features). places: flat indices of these entries, int64 (ties,). draw: seed.
     """
     half = ARITHMETICS[scheme.arithmetic].half
-    places = _ties(weight.half() if half else weight, codes, scheme)
-    if not len(places):
-        return weight
     up = torch.randint(2, places.shape, generator=torch.Generator().manual_seed(draw)).to(weight.device)
     moved = weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True).contiguous()
     moved.view(-1)[places] *= 1 + (2 * up - 1) * (MOVE_IN_HALF if half else MOVE)
