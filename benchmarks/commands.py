@@ -1,9 +1,9 @@
 """How long README's commands take, alone and beside a busy process, and how well they forecast it.
 
-    python benchmarks/commands.py [COMMAND …] [--minutes 12] [--alone]
+    python benchmarks/commands.py [COMMAND …] [--minutes 25] [--alone]
 
-Each command is run in an empty folder, on a terminal, so that its bar shows a forecast each second: alone, and beside a
-process that keeps one core busy; the shortest first. A command that would not end within the minutes, as it was kept
+Each command is run in an empty folder, on a terminal, so that its bar shows a forecast each second: all of them alone,
+then all beside a process that keeps one core busy; the shortest first. A command that would not end within the minutes, as it was kept
 before, or that does not, is left out, and what is kept of it stays. Run it where nothing else runs.
 
 Kept are wall seconds, processor seconds and two forecasts of the whole time, each a range: the first one, and the one
@@ -134,8 +134,9 @@ def beside() -> Iterator[None]:
 def measure(names: list[str], ways: dict[str, Callable], minutes: float, kept: dict[str, dict]) -> dict[str, dict]:
     """Return the kept rows of commands, with new ones for those that could be measured in time."""
     end = time.perf_counter() + 60 * minutes
-    for name in sorted(names, key=lambda name: float(kept.get(name, {}).get("seconds") or 0)):
-        for prefix, surroundings in ways.items():
+    shortest_first = sorted(names, key=lambda name: float(kept.get(name, {}).get("seconds") or 0))
+    for prefix, surroundings in ways.items():
+        for name in shortest_first:
             left = end - time.perf_counter()
             usual = float(kept.get(name, {}).get(f"{prefix}seconds") or kept.get(name, {}).get("seconds") or 0)
             with surroundings():
@@ -171,7 +172,7 @@ def main() -> None:
     options.add_argument(
         "commands", nargs="*", metavar="COMMAND", help=f"some of {', '.join(COMMANDS)}; by default all"
     )
-    options.add_argument("--minutes", type=float, default=12, help="the most minutes that all of it takes")
+    options.add_argument("--minutes", type=float, default=25, help="the most minutes that all of it takes")
     options.add_argument("--alone", action="store_true", help="do not run commands beside a busy process")
     arguments = options.parse_args()
     if unknown := sorted({*arguments.commands} - {*COMMANDS}):

@@ -146,7 +146,7 @@ def _hooks(visit: Callable, model: PreTrainedModel, layer: int | None) -> Iterat
 class AttentionMeasurement(Measurement):
     """The measurement of attention metrics: all interventions on a variant, and all metrics of each, share one pass."""
 
-    cost = 3.0
+    cost = 1.5
 
     def check(self, cell: Cell) -> None:
         config = cell.subject.config

@@ -1,7 +1,7 @@
 """The greedy continuation of the beginning of a text."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
@@ -20,7 +20,7 @@ from outliers.subjects.model_cache import ModelCache
 class ContinuationMeasurement(CellMeasurement):
     """The measurement that continues the first tokens of the first block."""
 
-    unit = "text"
+    cost = 0.3  # of a token that passes alone: all weights are read for it
     splits = False
 
     def check(self, cell: Cell) -> None:
@@ -33,6 +33,10 @@ class ContinuationMeasurement(CellMeasurement):
             raise UserError(
                 f"{cell.metric.tokens} further tokens are more than the context of '{subject.model}' has; use fewer"
             )
+
+    def steps(self, cells: Sequence[Cell]) -> int:
+        """Return the number of further tokens, each of which passes the model alone."""
+        return sum(cell.metric.tokens for cell in cells)
 
     def measure_cell(
         self, _model_cache: ModelCache, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant

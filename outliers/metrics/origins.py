@@ -762,7 +762,7 @@ def gain_of(norm: nn.Module, offset: float, width: int) -> torch.Tensor:
 class OriginsMeasurement(CellMeasurement):
     """The measurement of accounts, in one pass per cell."""
 
-    cost = 2.5
+    cost = 1.5
 
     def check(self, cell: Cell) -> None:
         metric, block = cell.metric, cell.subject.experiment.block

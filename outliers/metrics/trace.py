@@ -29,7 +29,7 @@ NAME = "token_text"  # of a token, which its id identifies already
 class TraceMeasurement(CellMeasurement):
     """The measurement of traces, one for each view of the model; some are also stored beside their rows."""
 
-    cost = 5.0
+    cost = 1.5
 
     def check(self, cell: Cell) -> None:
         config, kept = cell.subject.config, isinstance(cell.metric, StoredTrace)

@@ -11,7 +11,8 @@ FIXED = 1_500_000
 RECENT, LEAST_RECENT = 1 / 2, 5  # share of the age of a run, and seconds at least, of the steps that count as recent
 CERTAIN = 2  # recent steps that half believe how busy they say the machine is
 DRIFT = 1 / 2  # share of its age: forecasts may still move as far as they did since then
-KNOWN, UNKNOWN, MOVED = 1.1, 1.7, 3.0  # factors of a range: of a known kind, of an unknown one, and by drift at most
+# Factors of a range: of what the machine will do beside the run, of a kind without finished steps, by drift at most.
+LOAD, UNKNOWN, MOVED = 1.5, 2.0, 3.0
 SOON, LONG, SEVERAL = 2, 10, 3  # a forecast needs SOON seconds in SEVERAL steps, or LONG seconds in fewer
 WIDEST = 10  # largest ratio of most to least; a wider range, as of small models before a large one, is useless
 APART = 1.01  # ratio of ages of a run between two forecasts that are kept
@@ -49,6 +50,13 @@ class Left(NamedTuple):
     most: float
 
 
+class Pace(NamedTuple):
+    """Seconds per unit of work of a kind of steps, expected, and the factor by which they may be fewer or more."""
+
+    expected: float
+    factor: float
+
+
 class Mark(NamedTuple):
     """Finished work.
 
@@ -67,8 +75,8 @@ class Forecaster:
 
     Steps of a kind are expected to take as long as finished steps of the kind. If there are none, steps take, relative
     to their work, as long as those of their group (the first word of the kind), or else as all others, and the range is
-    as wide as these scatter. The latest steps tell how busy the machine is. The range is
-    wider if forecasts changed lately.
+    as wide as these scatter. The latest steps tell how busy the machine is. The range has room for other programs that
+    start or end, and is wider if forecasts changed lately.
     """
 
     def __init__(self):
@@ -109,36 +117,35 @@ class Forecaster:
         """
         if not self._is_ready():
             return None
-        rates = self._rates()
+        counted = self._counted()  # once: while a thread that draws asks, another may finish steps
+        rates = _rates(counted)
         share = max(1.0, self.workers / max(1, len(self.marks) - self.first))
         todo = Counter(self.todo)
         todo[working] -= inside
-        made = Counter(mark.kind for mark in self._counted())
+        made = Counter(mark.kind for mark in counted)
         paces = {kind: _near(kind, rates, made) for kind in todo}
         usual = step * paces[working].expected
         if working in rates:
-            busy = self._busy(age, rates, usual, since)
+            busy = _busy(counted, age, rates, usual, since)
         else:  # a lower bound for steps of this kind, which tells nothing about others
-            busy = self._busy(age, rates)
+            busy = _busy(counted, age, rates)
             longer = max(1.0, since / usual / busy) if step else 1.0
-            paces[working] = Left(*(longer * pace for pace in paces[working]))
-        fixed = sum(self.fixed.values())
-        expected, least, most = (
-            (fixed + busy * sum(work * getattr(paces[kind], end) for kind, work in todo.items())) / share
-            for end in Left._fields
-        )
+            paces[working] = paces[working]._replace(expected=longer * paces[working].expected)
+        times = {kind: busy * work * paces[kind].expected / share for kind, work in todo.items()}
+        expected = sum([*self.fixed.values()]) / share + sum(times.values())
         if expected <= 0:
             return None
+        unknown: Counter = Counter()  # logarithms of factors, weighted by time, of the groups, which are independent
+        for kind, seconds in times.items():
+            unknown[_group(kind)] += seconds / expected * math.log(paces[kind].factor)
         self.totals = [(then, total) for then, total in self.totals if then >= DRIFT * age]
         if not self.totals or age > APART * self.totals[-1][0]:
             self.totals.append((age, age + expected))
         moved = max(abs(math.log((age + expected) / total)) for _, total in self.totals)
-        factor = math.exp(min(moved, math.log(MOVED)))
-        least, most = expected / _both(expected / least, factor), expected * _both(most / expected, factor)
+        factor = math.exp(math.hypot(math.log(LOAD), min(moved, math.log(MOVED)), *unknown.values()))
         gone = min(since, busy * step * paces[working].expected / share)
-        ahead = max(0.0, 1 - gone / expected)
-        left = Left(ahead * expected, ahead * least, ahead * most)
-        return left if left.most <= WIDEST * left.least else None
+        expected = max(0.0, expected - gone)
+        return Left(expected, expected / factor, expected * factor) if factor**2 <= WIDEST else None
 
     def _is_ready(self) -> bool:
         taken = sum(mark.seconds for mark in self.marks[1:])  # the first one includes loading a model
@@ -151,53 +158,49 @@ class Forecaster:
         """
         return self.marks[self.first if self.workers > 1 else 1 :] or self.marks
 
-    def _rates(self) -> dict[str, float]:
-        """Return seconds per unit of work for each kind.
 
-        If there are few steps of a kind, steps of the other kinds in the group are counted too.
-        """
-        kinds, groups = defaultdict(list), defaultdict(list)
-        counted = self._counted()
-        for mark in counted:
-            kinds[mark.kind].append(mark)
-            groups[_group(mark.kind)].append(mark)
-        mean, rates = _rate(counted), {}
-        for kind, marks in kinds.items():
-            others = [mark for mark in groups[_group(kind)] if mark.kind != kind]
-            near = Mark(0.0, kind, marks[0].work, marks[0].work * (_rate(others) if others else mean))
-            rates[kind] = _rate([*marks, *[near] * (SEVERAL - len(marks))])
-        return rates
+def _rates(marks: Sequence[Mark]) -> dict[str, float]:
+    """Return seconds per unit of work for each kind.
 
-    def _busy(self, age: float, rates: dict[str, float], step: float = 0.0, since: float = 0.0) -> float:
-        """Return how much longer than usual the latest steps took, including the running one if it is overdue.
+    If there are few steps of a kind, steps of the other kinds in the group are counted too.
+    """
+    kinds, groups = defaultdict(list), defaultdict(list)
+    for mark in marks:
+        kinds[mark.kind].append(mark)
+        groups[_group(mark.kind)].append(mark)
+    mean, rates = _rate(marks), {}
+    for kind, of_kind in kinds.items():
+        others = [mark for mark in groups[_group(kind)] if mark.kind != kind]
+        near = Mark(0.0, kind, of_kind[0].work, of_kind[0].work * (_rate(others) if others else mean))
+        rates[kind] = _rate([*of_kind, *[near] * (SEVERAL - len(of_kind))])
+    return rates
 
-        Args:
-            age: seconds since the run began.
-            rates: usual seconds per unit of work, by kind.
-            step: seconds that the rest of the running step usually takes.
-            since: seconds since work was last finished.
-        """
-        marks = self._counted()
-        count, seen = Counter(mark.kind for mark in marks), {self.marks[0].kind}
-        later = [mark for mark in marks if mark.kind in seen or seen.add(mark.kind) or count[mark.kind] < SEVERAL]
-        latest = [mark for mark in later if mark.age > age - max(LEAST_RECENT, RECENT * age)] or later[-1:]
-        taken = sum(mark.seconds for mark in latest)
-        usual = sum(mark.work * rates[mark.kind] for mark in latest)
-        busy = max(taken / usual, (taken + since) / (usual + step)) if step else taken / usual
-        return busy ** (len(latest) / (len(latest) + CERTAIN))
+
+def _busy(marks: Sequence[Mark], age: float, rates: dict[str, float], step: float = 0.0, since: float = 0.0) -> float:
+    """Return how much longer than usual the latest steps took, including the running one if it is overdue.
+
+    Args:
+        marks: finished work.
+        age: seconds since the run began.
+        rates: usual seconds per unit of work, by kind.
+        step: seconds that the rest of the running step usually takes.
+        since: seconds since work was last finished.
+    """
+    count, seen = Counter(mark.kind for mark in marks), {marks[0].kind}
+    later = [mark for mark in marks if mark.kind in seen or seen.add(mark.kind) or count[mark.kind] < SEVERAL]
+    latest = [mark for mark in later if mark.age > age - max(LEAST_RECENT, RECENT * age)] or later[-1:]
+    taken = sum(mark.seconds for mark in latest)
+    usual = sum(mark.work * rates[mark.kind] for mark in latest)
+    busy = max(taken / usual, (taken + since) / (usual + step)) if step else taken / usual
+    return busy ** (len(latest) / (len(latest) + CERTAIN))
 
 
 def _group(kind: str) -> str:
     return kind.partition(" ")[0]
 
 
-def _both(*factors: float) -> float:
-    """Return the factor by which a forecast is wrong for several reasons that do not depend on each other."""
-    return math.exp(math.hypot(*map(math.log, factors)))
-
-
-def _near(kind: str, rates: dict[str, float], made: Mapping[str, int]) -> Left:
-    """Return seconds per unit of work of a kind, with a range, from the nearest kinds with finished work.
+def _near(kind: str, rates: dict[str, float], made: Mapping[str, int]) -> Pace:
+    """Return the pace of a kind from the nearest kinds with finished work.
 
     Args:
         kind: of steps.
@@ -205,14 +208,14 @@ def _near(kind: str, rates: dict[str, float], made: Mapping[str, int]) -> Left:
         made: number of finished steps, by kind, which is its weight.
     """
     if kind in rates:
-        return Left(rates[kind], rates[kind] / KNOWN, rates[kind] * KNOWN)
+        return Pace(rates[kind], 1.0)
     group = [other for other in rates if _group(other) == _group(kind)]
     near = group or [*rates]
     logs, weights = [math.log(rates[other]) for other in near], [made[other] for other in near]
     mean = _mean(logs, weights)
-    scatter = math.sqrt(_mean([(log - mean) ** 2 for log in logs], weights))
-    beyond = _both(math.exp(scatter), KNOWN if len(group) >= SEVERAL else UNKNOWN)
-    return Left(math.exp(mean), math.exp(mean) / beyond, math.exp(mean) * beyond)
+    variance = _mean([(log - mean) ** 2 for log in logs], weights)
+    beyond = 0.0 if len(group) >= SEVERAL else math.log(UNKNOWN)
+    return Pace(math.exp(mean), math.exp(math.hypot(math.sqrt(variance), beyond)))
 
 
 def _mean(values: Iterable[float], weights: Sequence[float]) -> float:

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import termios
+import threading
 import time
 from collections.abc import Callable
 from random import Random
@@ -36,7 +37,7 @@ from outliers.runs.run import RENDERING, of_all, rendering, shared_bar
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell
 from outliers.terminal import progress as module
-from outliers.terminal.forecaster import Left, Steps
+from outliers.terminal.forecaster import Forecaster, Left, Mark, Steps
 from outliers.terminal.progress import Progress, over
 from outliers.variants.quantized import EXACT
 from tests.small_models import make_model
@@ -91,16 +92,23 @@ LOADS = {
 }
 
 
-def simulated(load: Callable[[float], float], clock: Clock, bar: Progress) -> list[tuple[float, Left | None]]:
+def simulated(
+    load: Callable[[float], float], clock: Clock, bar: Progress, seed: int = 0
+) -> list[tuple[float, Left | None]]:
     """The ages of a run whose steps take times as long as a load says, each with what was forecast then.
 
-    load: of the share of the work that is made.
+    load: of the share of the work that is made. seed: of noise; above 0 kinds take other times than in CELLS, as
+    much as those of `report look` differ from what is expected of them.
     """
-    random, made, forecasts = Random(0), 0.0, []
-    whole = sum(count * seconds + first for count, _, seconds, first in CELLS.values())
-    for kind, (count, cost, *_) in CELLS.items():
+    random, made, forecasts = Random(seed), 0.0, []
+    cells = {
+        kind: (count, cost, seconds * (math.exp(random.gauss(0, 0.3)) if seed else 1), first)
+        for kind, (count, cost, seconds, first) in CELLS.items()
+    }
+    whole = sum(count * seconds + first for count, _, seconds, first in cells.values())
+    for kind, (count, cost, *_) in cells.items():
         bar.expect(Steps(count, 10**8, kind, cost))
-    for kind, (count, cost, seconds, first) in CELLS.items():
+    for kind, (count, cost, seconds, first) in cells.items():
         bar.enter(kind, Steps(count, 10**8, kind, cost))
         for number in range(count):
             usual = seconds * random.uniform(0.8, 1.2) + (first if number == 0 else 0)
@@ -125,8 +133,23 @@ def test_forecasts_of_a_run_of_unequal_cells(load, clock, caplog, monkeypatch):
     assert max(abs(math.log((age + left.expected) / whole)) for age, left in late) < math.log(factor)
     held = [age + left.least <= whole <= age + left.most for age, left in late]
     assert sum(held) > 0.6 * len(held), "the range has it"
-    assert sum(left.most < 5 * left.least for _, left in late) > 0.9 * len(late), "and is of use"
+    assert sum(left.most < 8 * left.least for _, left in late) > 0.9 * len(late), "and is of use"
     assert 1 <= len(caplog.messages) <= 4, caplog.messages
+
+
+def test_ranges_hold_the_time_of_nine_runs_in_ten():
+    """Their factors were chosen by other runs, under other loads."""
+    held = []
+    for load, _ in LOADS.values():
+        for seed in (0, 7, 8, 9):
+            clock = Clock()
+            with Progress(clock=clock) as bar:
+                forecasts = simulated(load, clock, bar, seed)
+                whole = bar.age
+            held += [
+                age + left.least <= whole <= age + left.most for age, left in forecasts if left and age > whole / 5
+            ]
+    assert sum(held) > 0.9 * len(held)
 
 
 @pytest.mark.parametrize("load", LOADS)
@@ -152,8 +175,8 @@ def test_a_range_is_as_wide_as_forecasts_moved(clock):
             work(bar, clock, *[1] * 20, *[load] * 8)
             left = bar.left()
             ranges[load] = left.most / left.least
-    assert ranges[1] == pytest.approx(1.1**2)
-    assert ranges[3] > 2
+    assert ranges[1] == pytest.approx(1.5**2)
+    assert ranges[3] > 3
 
 
 def work(bar: Progress, clock: Clock, *seconds: float) -> None:
@@ -173,7 +196,7 @@ def test_what_is_left_follows_from_what_finished_steps_took(clock):
         assert bar.left().expected == pytest.approx(60)
         clock.now += 4
         assert bar.left().expected == pytest.approx(56)
-        assert bar.line() == "m, fp32: 63%, about 51 to 62 s left"
+        assert bar.line() == "m, fp32: 63%, about 37 to 84 s left"
 
 
 def test_nothing_is_said_in_the_first_seconds(clock):
@@ -221,8 +244,8 @@ def test_workers_finish_several_steps_at_once(clock):
 @pytest.mark.parametrize(
     ("total", "seconds", "said"),
     [
-        (200, [1] * 8, ["about 3 to 4 min left"]),
-        (40, [*[10] * 4, *[30] * 36], ["about 6 to 7 min left", "about 6 to 17 min left"]),
+        (200, [1] * 8, ["about 2 to 5 min left"]),
+        (40, [*[10] * 4, *[30] * 36], ["about 4 to 10 min left", "about 5 to 20 min left"]),
         (6, [0.45] * 6, []),  # where less than two seconds are left
     ],
 )
@@ -246,7 +269,7 @@ def test_steps_of_a_larger_model_take_longer(clock):
         work(bar, clock, 1, 1, 1, 1)
         assert bar.left().expected == pytest.approx(4 * 101.5 / 2.5)
         bar.set_description("a" * 70)
-        assert bar.line() == f"{'a' * 57}…: 2%, about 2 to 3 min left"
+        assert bar.line() == f"{'a' * 57}…: 2%, about 2 to 4 min left"
 
 
 def test_steps_of_a_kind_that_was_not_seen_may_take_longer_or_shorter(clock):
@@ -260,7 +283,7 @@ def test_steps_of_a_kind_that_was_not_seen_may_take_longer_or_shorter(clock):
             work(bar, clock, 10, 10, 10)
         left = bar.left()
         assert left.expected == pytest.approx(3 * 10 + 3 * 20)
-        assert 1.3 < left.most / left.expected < 1.7
+        assert 1.5 < left.most / left.expected < 2
 
 
 def test_a_range_too_wide_to_be_of_use_is_not_said(clock):
@@ -285,7 +308,7 @@ def test_what_takes_its_time_on_any_model(clock):
         work(bar, clock, 60, 60, 60, 60)
         assert bar.left().expected == pytest.approx(RENDERING.seconds)
         with rendering(bar, "trace"):
-            assert bar.line() == "trace, tables and figures: 99%, about 3 s left"
+            assert bar.line() == "trace, tables and figures: 99%, about 2 to 4 s left"
         assert bar.n == bar.total
 
 
@@ -313,6 +336,22 @@ def test_stages_that_values_decide_are_estimated(clock):
         bar.expect(Steps(6))
         bar.estimate(Steps(0, kind="later"))
         assert (bar.total, bar.left().expected) == (10, pytest.approx(60))
+
+
+def test_a_bar_is_drawn_while_steps_of_new_kinds_end():
+    """By another thread than the one that makes them."""
+    forecaster = Forecaster()
+
+    def make() -> None:
+        for number in range(3000):
+            forecaster.expect(Steps(1, 10**6, f"kind {number}"))
+            forecaster.made(Mark(5.0 + number, f"kind {number}", 10**6, 5.0))
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    while thread.is_alive():
+        forecaster.left(10**4)
+    assert forecaster.left(10**4)
 
 
 def test_steps_of_an_earlier_run_took_no_time(clock):
@@ -396,7 +435,7 @@ def test_a_terminal_has_a_bar_and_no_lines(monkeypatch):
         assert "m: 00:00" in sys.stderr.getvalue()
         work(bar, clock, 20, 20)
         bar.refresh()
-    assert re.search(r"m:  67%\|.*\| 00:40, about 18 to 22 s left", sys.stderr.getvalue())
+    assert re.search(r"m:  67%\|.*\| 00:40, about 13 to 30 s left", sys.stderr.getvalue())
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
@@ -410,7 +449,7 @@ def test_a_long_label_is_cut_and_the_bar_is_not(monkeypatch, columns):
             work(bar, clock, 30, 30)
             line = str(bar)
     assert len(line) < columns
-    assert re.fullmatch(r"pocket.*…:  50%\|█[^|]+\| 01:00, about 55 to 66 s left", line)
+    assert re.fullmatch(r"pocket.*…:  50%\|█[^|]+\| 01:00, about 40 s to 2 min left", line)
 
 
 def test_a_command_says_a_line(monkeypatch, capsys, tmp_path):
