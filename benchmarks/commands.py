@@ -2,9 +2,10 @@
 
     python benchmarks/commands.py [COMMAND …] [--minutes 25] [--alone]
 
-Each command is run in an empty folder, on a terminal, so that its bar shows a forecast each second: all of them alone,
-then all beside a process that keeps one core busy; the shortest first. A command that would not end within the minutes, as it was kept
-before, or that does not, is left out, and what is kept of it stays. Run it where nothing else runs.
+Each command is run in an empty folder, on a terminal, so that its bar shows a forecast each second: first all of them
+alone, then all beside a process that keeps one core busy; the shortest first. A command that would not end within the
+minutes, as it was kept before, or that does not, is left out, and what is kept of it stays. Run it where nothing else
+runs.
 
 Kept are wall seconds, processor seconds and two forecasts of the whole time, each a range: the first one, and the one
 that was made nearest to half of the time.
