@@ -48,7 +48,7 @@ def unknown_layout(monkeypatch):
 def test_a_layer_in_one_pass_has_its_product_beside_it(monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)  # with such units 33 tokens take four calls
     layer = ways(33, 64, 48, CPU, torch.bfloat16)["LLM.int8()"]
-    parts = linear_layer.parts_of(layer)
+    parts = linear_layer.work_of(layer)
     assert list(parts) == ["product"]
     with torch.inference_mode():
         parts["product"].run()
@@ -59,7 +59,7 @@ def test_parts_of_a_layer_are_what_it_calls(unknown_layout):
     """A layer of 33 tokens, whose product is one call: what each part is given, and that it runs again alone."""
     tokens, features, outputs = 33, 64, 48
     layer = ways(tokens, features, outputs, CPU, torch.bfloat16)["LLM.int8()"]
-    parts, before = linear_layer.parts_of(layer), layer()
+    parts, before = linear_layer.work_of(layer), layer()
     assert sorted(parts) == sorted([*PASSES, "product"])
     assert all(len(part.calls) == 1 for part in parts.values())
     entries, inputs = tokens * outputs, tokens * features
@@ -74,7 +74,7 @@ def test_parts_of_a_layer_are_what_it_calls(unknown_layout):
 
 @needs_int8_units
 def test_every_chunk_of_a_product_is_timed(unknown_layout):
-    parts = linear_layer.parts_of(ways(300, 4096, 4096, CPU, torch.bfloat16)["LLM.int8()"])
+    parts = linear_layer.work_of(ways(300, 4096, 4096, CPU, torch.bfloat16)["LLM.int8()"])
     assert len(parts["product"].calls) == len(parts["finish packed"].calls) > 1
     assert parts["finish packed"].bytes >= (4 + 2) * 300 * 4096
 
@@ -119,7 +119,7 @@ def test_a_result_file(timed, monkeypatch, tmp_path, capsys):
     """One a type of machine; every row says what it was measured on."""
     monkeypatch.setattr(linear_layer, "COPIED", 4000)
     monkeypatch.setattr(linear_layer, "SHAPES", ((8, 16, 32), (512, 768, 3072)))
-    monkeypatch.setattr(linear_layer, "parts_of", lambda _layer: {"product": linear_layer.Part([], 0)})
+    monkeypatch.setattr(linear_layer, "work_of", lambda _layer: {"product": linear_layer.LayerWork([], 0)})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("sys.argv", ["linear_layer.py", "--out", str(tmp_path / "out")])
     linear_layer.main()
