@@ -92,15 +92,6 @@ def assert_extremes(threads: int) -> None:
     assert torch.equal(high, THREADED.amax(0))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs an OpenMP with GCC's interface, as torch has it on Linux")
-def test_as_many_threads_as_torch_has(monkeypatch):
-    seen, parallel = [], compiled._openmp()
-    monkeypatch.setattr(compiled, "_openmp", lambda: lambda *given: seen.append(given[2]) or parallel(*given))
-    for threads in (3, 1):
-        assert_extremes(threads)
-    assert seen == [3]
-
-
 def test_without_openmp_one_thread_does_the_work(monkeypatch, tmp_path):
     (tmp_path / "lib").mkdir()
     for library in (None, b"no library", Path(sys.modules["_ctypes"].__file__).read_bytes()):

@@ -9,23 +9,16 @@ from accelerate import dispatch_model
 from accelerate.utils import modeling
 
 from outliers import UserError, load_int8, load_quantized, perplexity, quantize, save_quantized, trace
-from outliers.metrics.measurement import records_of
-from outliers.metrics.records import Perplexity
 from outliers.metrics.top1 import top1_softmax
 from outliers.models import load
 from outliers.models.anatomy import anatomy_of, projections
-from outliers.models.anatomy.trust import check_found
 from outliers.models.decoder import run_exchanged
 from outliers.models.load import device_map, find_device, load_model, weights_hash
 from outliers.models.stream import stream_model
 from outliers.quantization.schemes import get_scheme
 from outliers.subjects import provenance
-from outliers.subjects.cell import Cell
-from outliers.subjects.given import Given
 from outliers.tracing.result import STREAM
 from outliers.variants.ablated import METHODS, Intervention
-from outliers.variants.quantized import EXACT
-from tests import pretend_devices
 from tests.pretend_devices import PretendDevices
 from tests.small_models import make_model, make_tokenizer
 
@@ -163,35 +156,6 @@ def test_nan_is_found_over_devices(blocks, devices):
         model.transformer.h[1].mlp.c_fc.bias[3] = torch.nan
     with devices, pytest.raises(UserError, match="first in the hidden states of layer 1, role ffn_out, feature 3"):
         perplexity(spread(model), blocks)
-
-
-READS = ("tolist", "item", "cpu", "nonzero", "equal", "__bool__", "__int__", "__float__", "_local_scalar_dense")
-PERPLEXITIES = {
-    "in Python": perplexity,
-    "of a cell": lambda model, blocks: records_of([Cell(Given(model, blocks), EXACT, Perplexity())])[0]["value"],
-}
-
-
-@pytest.mark.parametrize("how", PERPLEXITIES)
-@pytest.mark.parametrize("number", [1, 3])
-def test_a_perplexity_waits_for_its_device_once(devices, blocks, how, number, monkeypatch):
-    """However many blocks there are; nothing waits for their copies to the device."""
-    waits, run, measure = [], pretend_devices._run, PERPLEXITIES[how]
-
-    def noted(function, args: tuple, kwargs: dict):
-        on_device = any(isinstance(one, pretend_devices.Pretend) for one in pretend_devices._leaves(args, torch.Tensor))
-        waiting_copy = "to" in function.__name__.split(".") and not kwargs.get("non_blocking")
-        if function.__name__ in READS if on_device else waiting_copy:
-            waits.append(function.__name__)
-        return run(function, args, kwargs)
-
-    model, want = make_model("llama"), measure(make_model("llama"), blocks[:number])
-    with devices:
-        model.to("maia:0")
-        check_found(model)  # once for all
-        monkeypatch.setattr(pretend_devices, "_run", noted)
-        assert measure(model, blocks[:number]) == want
-    assert waits == ["tolist"]
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from outliers.quantization.calibration import FEW
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import SCHEMES, get_scheme, in_groups
 from outliers.tracing.result import Trace
-from outliers.views.experts import drops_section, expert_drops
+from outliers.views.experts import drops_section
 from outliers.views.trace import trace_findings
 from tests.conftest import LLAMA, slow_but
 from tests.quantization.test_quantization import EIGHT_BIT, equation
@@ -312,8 +312,3 @@ def test_what_each_expert_is_worth(tmp_path):
         assert table.loc[place, "error"] == pytest.approx(error.item(), rel=0.05, abs=1e-6)
     text = section.findings[0].text
     assert text.startswith("Expert 3 of layer 0 matters most: without it the perplexity changes by +")
-    assert max(map(len, section.printed.splitlines())) <= 80
-    free = sum(abs(row["value"].mean) <= 2 * row["error"] for row in expert_drops(rows).to_dict("records"))
-    assert section.findings[1].text.startswith(f"Without any one of {free} of the 32 experts")
-    (image,) = section.drawings[0].figure.axes[0].get_images()
-    assert image.get_array()[3, 0] == pytest.approx(table["cost"].max())

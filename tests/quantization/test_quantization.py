@@ -13,13 +13,12 @@ import pytest
 import torch
 from accelerate.hooks import CpuOffload, add_hook_to_module
 from outlier_kernels import dispatch, reference
-from outlier_kernels.cpu.packed import Packed
 from outlier_kernels.formats import Quantizer
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 from torch.testing._internal.two_tensor import TwoTensor
-from transformers import AutoConfig, AutoModelForCausalLM, StaticCache
+from transformers import StaticCache
 from transformers.pytorch_utils import Conv1D
 
 from outliers import Experiment, UserError, load_text, perplexity, plant, quantize, sweep, trace
@@ -270,28 +269,6 @@ def test_int8_layer_is_the_reference(name):
             rest = scheme.activations, scheme.outlier_threshold
             want = reference.linear(x.flatten(0, 1), weight, projection.bias, *rest)
         assert torch.allclose(layer(x), want.view(2, 7, 24), atol=1e-5)
-
-
-def test_int8_model_holds_one_byte_a_weight(blocks):
-    config = AutoConfig.for_model("gpt2", vocab_size=100, n_embd=768, n_layer=1, n_head=4, n_positions=64)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    weights = sum(p.module.weight.numel() for p in projections(model))
-    for name in ("absmax", "llm.int8", "llm.int8-zeropoint"):
-        small = quantize(model, name, keep="int8")
-        for prepared in (False, True):
-            if prepared:
-                small(blocks)
-            held = sum(bytes_of(p.module) for p in projections(small))
-            assert weights <= held <= 1.05 * weights
-
-
-def bytes_of(layer: Int8Linear) -> int:
-    """Bytes of everything that a layer holds but its bias."""
-    tensors = list(layer.buffers())
-    if isinstance(layer.prepared, Packed):
-        assert layer.codes is None
-        tensors += [tensor for tensor in layer.prepared[:2] if all(tensor is not one for one in tensors)]
-    return sum(t.nbytes for t in {id(t): t for t in tensors}.values())
 
 
 def test_int8_model_in_16_bits_and_elsewhere(blocks):

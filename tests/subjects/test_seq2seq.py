@@ -137,11 +137,6 @@ def test_a_section_names_its_views(traced):
     assert {"features_encoder", "features_decoder", "largest_cross", "heat_map_cross", "token_types_decoder"} <= names
     assert section.rows == rows and len(section.findings) == 6
     assert {one.text.partition(":")[0] for one in section.findings} == {"Encoder", "Decoder", "Cross-attention"}
-    assert [one.title for one in section.explorers] == [
-        "Explore the hidden states of the encoder",
-        "Explore the hidden states of the decoder",
-        "Explore the hidden states of the encoder as cross-attention reads them",
-    ]
     assert [one.content["first"] for one in section.explorers] == [0, 2, 2], "layers are counted as in tables"
     of_top1 = [row for row in rows if row["metric"] == "top1_softmax"]
     assert [(row.get("ablated"), row["stack"]) for row in of_top1[3:6]] == [
