@@ -75,7 +75,7 @@ def numbers(outputs: torch.Tensor) -> torch.Tensor:
 
 
 @given(st.data(), SIDES, SIDES, THRESHOLDS)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 def test_extremes_and_outlier_features(data, rows, features, threshold):
     x = data.draw(matrices(rows, features))
     for found, expected in zip(codes.extremes(codes.as_rows(x)), (x.float().amin(0), x.float().amax(0)), strict=True):
@@ -101,7 +101,7 @@ def assert_same_codes(found: Quantized, expected: Quantized) -> None:
 
 
 @given(st.data(), SIDES, SIDES, quantizers("row"), st.sampled_from([torch.int8, torch.uint8]))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 def test_quantize(data, rows, features, quantizer, dtype):
     x = data.draw(matrices(rows, features))
     outliers = torch.tensor(data.draw(st.lists(st.booleans(), min_size=features, max_size=features)))
@@ -133,7 +133,7 @@ def test_quantize_at_the_ends_of_float32(symmetric, x):
 
 
 @given(st.data(), SIDES, SIDES, quantizers("row"), quantizers("column"), st.booleans(), THRESHOLDS)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 def test_all_finite_numbers(data, rows, features, activations, weights, transposed, threshold):
     """Every group has a finite scale, and is the reference's bit for bit, as are outputs, also those beyond float32."""
     x, exact = data.draw(of_finite_floats(rows, features)), data.draw(of_finite_floats(3, features))
@@ -151,7 +151,7 @@ def test_all_finite_numbers(data, rows, features, activations, weights, transpos
 
 
 @given(st.data(), SIDES, SIDES, SIDES, quantizers("row"), quantizers("column"), THRESHOLDS)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 def test_linear(data, tokens, features, outputs, activations, weights, threshold):
     x, exact = data.draw(matrices(tokens, features)), data.draw(matrices(outputs, features))
     bias = data.draw(st.none() | matrices(1, outputs).map(lambda row: row[0].resolve_neg()))
@@ -170,7 +170,7 @@ def ordinary(rows: int, features: int):
 
 @needs_int8_units
 @given(st.data(), SIDES, SIDES, SIDES, st.sampled_from(["tensor", "row"]), THRESHOLDS)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 def test_packed_weights(data, tokens, features, outputs, granularity, threshold):
     """Scaled in another order than the reference does it, so equal within the rounding of the parts of each output."""
     x, exact = data.draw(matrices(tokens, features)), data.draw(ordinary(outputs, features))

@@ -268,7 +268,7 @@ def layer_of_seed(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor |
     return x.to(pick(*DTYPES)), weight, pick(None, torch.randn(outputs)), scheme
 
 
-@of_seeds(20)
+@of_seeds(12)
 def test_any_layer_is_that_of_the_reference(seeds):
     """Outlier features, codes and scales bit for bit; outputs where codes are kept and where the exact weight is, bit
     for bit where all is exact up to the scales."""
@@ -314,7 +314,7 @@ def matrix_of_seed(seed: int) -> tuple[torch.Tensor, Quantizer]:
     return x.to(pick(*dtypes)), quantizer
 
 
-@of_seeds(40)
+@of_seeds(25)
 def test_any_format_is_that_of_the_reference(seeds):
     """Scales and codes bit for bit, signed zeros too; NaN has no code."""
     for seed in seeds:
@@ -476,7 +476,7 @@ def test_models_train_on_a_gpu_as_on_a_cpu():
     torch.testing.assert_close(losses[0][1], losses[1][1], rtol=0.05, atol=1e-3)
 
 
-@of_seeds(20)
+@of_seeds(12)
 def test_any_attention_is_that_of_the_reference(seeds):
     """Of any shape, strides and dtype, with as many keys' heads or fewer, whose scores are of any size; NaN stays."""
     for pick in map(picker, seeds):
@@ -491,7 +491,7 @@ def test_any_attention_is_that_of_the_reference(seeds):
         torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
-@of_seeds(20)
+@of_seeds(12)
 def test_any_losses_are_those_of_the_reference(seeds):
     """Of any shape, strides and dtype, in two parts of the vocabulary; what is not finite stays so."""
     for pick in map(picker, seeds):

@@ -12,8 +12,7 @@ from outliers.models.load import find_config, load_config, load_model, stored_as
 from outliers.models.stream import stream_model
 from outliers.models.weight_files import WEIGHTS
 from tests.conftest import CONFIGS, GEMMA, WINDOWS
-from tests.models.test_weight_files import change
-from tests.small_models import make_model
+from tests.small_models import alter_weights, make_model
 
 
 def check_all_ways(folder, blocks, expected) -> None:
@@ -96,7 +95,7 @@ def test_text_part_of_a_model_that_takes_pictures(prefix, tmp_path, blocks):
         for key in [key for key in tensors if key.startswith("language_model.model.")]:
             tensors[key.replace("language_model.model.", prefix)] = tensors.pop(key)
 
-    change(tmp_path, rename)
+    alter_weights(tmp_path, rename)
     check_all_ways(tmp_path, blocks, whole(blocks).logits)
     assert load_config(str(tmp_path)).model_type == find_config(str(tmp_path)).model_type == "gemma3_text"
     model = load_model(str(tmp_path))
@@ -118,8 +117,8 @@ def test_text_part_of_a_model_that_takes_pictures(prefix, tmp_path, blocks):
 )
 def test_names_of_a_wrapped_model_are_explained(before, after, part, wrapped, tmp_path):
     make_model("llama").save_pretrained(tmp_path)
-    tensors = {name.replace(before, after, 1): tensor for name, tensor in load_file(tmp_path / WEIGHTS).items()}
-    save_file(tensors, tmp_path / WEIGHTS, {"format": "pt"})
+    tensors = load_file(tmp_path / WEIGHTS)
+    save_file({name.replace(before, after, 1): of for name, of in tensors.items()}, tmp_path / WEIGHTS)
     with pytest.raises(UserError, match=rf"lacks \d+ tensors .* contain '{part}', which {wrapped}.* puts there; save"):
         load_model(str(tmp_path))
 

@@ -207,7 +207,6 @@ def test_the_list_of_models(tmp_path):
     file = tmp_path / "outliers" / "smollm2-135m" / "SmolLM2-135M-Instruct.Q4_1.gguf"
     file.parent.mkdir(parents=True)
     file.touch()
-    assert line().endswith("gets it"), "a file of another size is none"
     os.truncate(file, PACKAGED["smollm2-135m"].size)
     assert line().endswith(str(file))
 

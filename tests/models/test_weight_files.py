@@ -34,7 +34,7 @@ from outliers.models.weight_files import INDEX, INT8, WEIGHTS
 from tests.conftest import in_turn
 from tests.gguf_files import save_gguf
 from tests.models.test_stored import gptq, save_like
-from tests.small_models import make_model, trace_model
+from tests.small_models import alter_weights, make_model, trace_model
 
 SEEDS = 30  # of generated folders
 Tensors = dict[str, torch.Tensor]
@@ -276,12 +276,6 @@ def opt(tmp_path) -> Path:
     return tmp_path / "opt"
 
 
-def change(folder: Path, alter: Callable[[Tensors], object]) -> None:
-    tensors = load_file(folder / WEIGHTS)
-    alter(tensors)
-    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
-
-
 def test_links_of_the_cache_of_the_hub(opt, tmp_path):
     """Its snapshots are folders of links to files that are called by their hashes."""
     repository = tmp_path / "models--some--opt"
@@ -341,7 +335,7 @@ def test_a_norm_that_the_configuration_leaves_out(opt, caplog, tmp_path):
 
 def test_rows_say_what_was_ignored(tmp_path):
     folder = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "m")
-    change(folder, lambda of: of.update({f"x.{number}": torch.ones(1) for number in range(10)}))
+    alter_weights(folder, lambda of: of.update({f"x.{number}": torch.ones(1) for number in range(10)}))
     _, rows = trace_model(OneModel(model=str(folder), block=32, blocks=1, stream=True), tmp_path / "out")
     assert {tuple(row["ignored_tensors"]) for row in rows} == {(*(f"x.{number}" for number in range(8)), "… 10 in all")}
 
@@ -360,7 +354,7 @@ HARMLESS = {
 @pytest.mark.parametrize("kind", HARMLESS)
 def test_what_checkpoints_are_known_to_carry_stays_quiet(kind, tmp_path):
     make_model(kind).save_pretrained(tmp_path)
-    change(tmp_path, lambda of: of.update({key: torch.ones(2) for key in HARMLESS[kind]}))
+    alter_weights(tmp_path, lambda of: of.update({key: torch.ones(2) for key in HARMLESS[kind]}))
     assert load_model(str(tmp_path)).ignored_tensors == []
 
 
@@ -397,7 +391,7 @@ def test_experts_that_do_not_fit(case, of, tmp_path):
         else:
             tensors[key] = tensors[key].to(torch.int8)
 
-    change(tmp_path, alter)
+    alter_weights(tmp_path, alter)
     for load in (load_model, stream_model):
         with pytest.raises(UserError, match=EXPERTS[of]):
             load(str(tmp_path))
@@ -406,7 +400,7 @@ def test_experts_that_do_not_fit(case, of, tmp_path):
 def test_a_head_of_its_own_survives_int8(tmp_path):
     """Where the configuration says that it is tied, but the checkpoint holds another one: transformers leaves it."""
     make_model("gpt2").save_pretrained(tmp_path)
-    change(tmp_path, lambda of: of.update({"lm_head.weight": of["transformer.wte.weight"] + 1}))
+    alter_weights(tmp_path, lambda of: of.update({"lm_head.weight": of["transformer.wte.weight"] + 1}))
     model = load_model(str(tmp_path))
     assert not torch.equal(model.lm_head.weight, model.transformer.wte.weight)
     small = load_int8(str(tmp_path))
@@ -473,7 +467,7 @@ def test_weights_that_a_dtype_does_not_hold(key, value, dtype, message, opt):
         tensors[key] = tensors[key].double()
         tensors[key].view(-1)[5] = value
 
-    change(opt, plant)
+    alter_weights(opt, plant)
     with pytest.raises(UserError, match=message) as raised:
         perplexity(stream_model(str(opt), dtype), torch.arange(10)[None])
     assert f"'{key}'" in str(raised.value)

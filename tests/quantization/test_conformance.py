@@ -30,20 +30,20 @@ TOGETHER = ["w4a8+smoothing+awq=0.5+hadamard+clip=0.9+gptq", "absmax-vector+atte
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """The folder of a small model, by its architecture."""
+    """The folder of a small model by its architecture, and the model resident and streamed."""
 
     @cache
-    def save(case: str) -> str:
-        folder: Path = tmp_path_factory.mktemp(case)
+    def save(case: str) -> tuple:
+        folder = str(tmp_path_factory.mktemp(case))
         make_model(case).save_pretrained(folder)
-        return str(folder)
+        return folder, load_model(folder), stream_model(folder)
 
     return save
 
 
-def check(name: str, folder: str, blocks: torch.Tensor, place: Path) -> None:
+def check(name: str, folder: str, resident, streamed, blocks: torch.Tensor, place: Path) -> None:
     """Check a scheme on the model of a folder; what is saved goes to another place."""
-    scheme, resident, streamed = get_scheme(name), load_model(folder), stream_model(folder)
+    scheme = get_scheme(name)
     assert read_scheme(write_scheme(scheme)) == pickle.loads(pickle.dumps(scheme)) == scheme
     exact, of_text = perplexity(resident, blocks), lambda model: calibrate(model, blocks, [scheme])
     known = of_text(resident) if scheme.needs_calibration else None
@@ -87,12 +87,12 @@ def cannot_keep(scheme) -> str | None:
 
 @in_turn("name case", NAMES, ["gpt2", "opt-350m", "falcon"])
 def test_every_scheme(name, case, saved, blocks, tmp_path):
-    check(name, saved(case), blocks, tmp_path)
+    check(name, *saved(case), blocks, tmp_path)
 
 
 @pytest.mark.parametrize("name", slow_but([*REMEDIED, *TOGETHER], ["w4a4-g8+hadamard", "w4a4-g8+tokens=3"]))
 def test_every_remedy(name, saved, blocks, tmp_path):
-    check(name, saved("llama"), blocks, tmp_path)
+    check(name, *saved("llama"), blocks, tmp_path)
 
 
 @pytest.mark.parametrize("name", slow_but(REMEDIED, ["w4a4-g8+gptq"]))

@@ -73,7 +73,9 @@ def test_codes_are_shared_where_they_come_out_alike(scheme, blocks):
 def test_schemes_that_share_codes_follow_each_other():
     schemes = [get_scheme(name) for name in ("absmax", "absmax+hadamard", "absmax+tokens=3")]
     assert [scheme.name for scheme in by_weights(schemes)] == ["absmax", "absmax+tokens=3", "absmax+hadamard"]
-    operands = [one.weight_operand for one in by_weights([SCHEMES[name] for name in reversed(TABLE1)])]
+    first, *others = by_weights([SCHEMES[name] for name in reversed(TABLE1)])
+    operands = [one.weight_operand for one in others]
+    assert first.name == "fp32"
     assert len(list(itertools.groupby(operands))) == len({*operands})
 
 
