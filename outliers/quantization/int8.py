@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from outliers.quantization.layer import SchemeLinear, StraightThrough
 from outliers.quantization.linear import operand_of, prepared
-from outliers.quantization.magnitudes import Magnitudes
+from outliers.quantization.magnitudes import Magnitudes, PlainLinear
 from outliers.quantization.schemes import MOST_TRANSFORMS, Scheme
 
 # The buffers: codes, scale, zero_point and code_sums, then the tensor that each of the scheme's transforms fitted to
@@ -35,11 +35,7 @@ class Int8Linear(SchemeLinear):
     """
 
     def __init__(
-        self,
-        projection: nn.Linear | Conv1D,
-        scheme: Scheme,
-        role: str | None = None,
-        magnitudes: Magnitudes | None = None,
+        self, projection: PlainLinear, scheme: Scheme, role: str | None = None, magnitudes: Magnitudes | None = None
     ):
         super().__init__(scheme, role, magnitudes)
         self.prepared: Quantized | Packed | None = None

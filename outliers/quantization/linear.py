@@ -11,10 +11,9 @@ from outlier_kernels.formats import ARITHMETICS, FORMATS
 from outlier_kernels.reference import Exact, Quantized
 from outlier_kernels.reference_formats import rounded
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from outliers.quantization.layer import SchemeLinear
-from outliers.quantization.magnitudes import Magnitudes, stored_weight
+from outliers.quantization.magnitudes import Magnitudes, PlainLinear, stored_weight
 from outliers.quantization.remedies import SEARCH
 from outliers.quantization.schemes import Scheme
 
@@ -78,11 +77,7 @@ class QuantizedLinear(SchemeLinear):
     draw = 0
 
     def __init__(
-        self,
-        projection: nn.Linear | Conv1D,
-        scheme: Scheme,
-        role: str | None = None,
-        magnitudes: Magnitudes | None = None,
+        self, projection: PlainLinear, scheme: Scheme, role: str | None = None, magnitudes: Magnitudes | None = None
     ):
         super().__init__(scheme, role, magnitudes)
         self.projection = projection

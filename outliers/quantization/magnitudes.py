@@ -19,6 +19,7 @@ from outliers.quantization.schemes import Scheme
 from outliers.text.blocks import tokens_hash
 
 SAMPLE = 512  # least number of input rows that a calibration keeps
+PlainLinear = nn.Linear | Conv1D  # the Conv1D of GPT-2 stores its weight transposed
 
 
 class Magnitudes(NamedTuple):
@@ -95,7 +96,7 @@ STATISTICS = {
 }
 
 
-def stored_weight(projection: nn.Linear | Conv1D) -> torch.Tensor:
+def stored_weight(projection: PlainLinear) -> torch.Tensor:
     """Return the weight of a projection as (outputs, features), sharing memory unless it is offloaded."""
     weight = parameter_of(projection)
     return weight.T if isinstance(projection, Conv1D) else weight

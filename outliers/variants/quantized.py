@@ -135,7 +135,9 @@ class Quantized(AtPlaces):
     def has_errors(self) -> bool:
         return self.scheme.quantizes_projections or bool(self.instead)
 
-    has_codes = has_errors
+    @property
+    def has_codes(self) -> bool:
+        return self.scheme.quantizes_projections and not self.only and not self.instead
 
     @property
     def place_kinds(self) -> tuple[str, ...]:
@@ -193,7 +195,7 @@ class Quantized(AtPlaces):
         from outliers.models.load import load_model
         from outliers.quantization.store import load_int8
 
-        if self.scheme.quantizes_projections and not self.only and not self.instead:
+        if self.has_codes:
             return load_int8(model, self.scheme, dtype, device, revision, skip=self.skip)
         loaded = load_model(model, dtype, device, revision)
         return loaded if self.is_exact else self._of(loaded)
