@@ -184,11 +184,25 @@ def _codes(exact: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | None) -
 
 def ties_of(operand: Operand, weight: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     """Return the flat indices of the entries of a weight (outputs, features) halfway between two codes of its operand,
-    int64 (ties,)."""
+    int64 (ties,).
+
+    Candidates are found in float32 and confirmed in float64.
+    """
     if scheme.weights is None:
         return torch.empty(0, dtype=torch.int64)
     exact = weight if operand.exact is None else operand.exact
-    return _ties(exact.half() if ARITHMETICS[scheme.arithmetic].half else exact, operand.codes, scheme)
+    exact = exact.half() if ARITHMETICS[scheme.arithmetic].half else exact
+    element, scale = FORMATS[scheme.weights.format].element, operand.codes.scale
+    grouped = exact.reshape(len(exact), scale.shape[1], -1)
+
+    def tie(scaled: torch.Tensor, distance: float) -> torch.Tensor:
+        sides = (scaled * (1 + side * distance) for side in (-1, 1))
+        below, above = (side.round_() if element is None else rounded(side, element) for side in sides)
+        return below != above
+
+    found = tie((grouped.float() / scale[..., None]).flatten(), MOVE).nonzero()[:, 0]
+    scale = scale.expand(len(exact), -1).flatten()[found // grouped.shape[2]]
+    return found[tie(exact.reshape(-1)[found].double() / scale.double(), HALF_UNIT)]
 
 
 def drawn_operand(
@@ -220,24 +234,6 @@ def untie(weight: torch.Tensor, places: torch.Tensor, scheme: Scheme, draw: int)
     moved = weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True).contiguous()
     moved.view(-1)[places] *= 1 + (2 * up - 1) * (MOVE_IN_HALF if half else MOVE)
     return moved
-
-
-def _ties(weight: torch.Tensor, codes: Quantized, scheme: Scheme) -> torch.Tensor:
-    """Return the flat indices of entries halfway between two codes, int64 (ties,).
-
-    Candidates are found in float32 and confirmed in float64.
-    """
-    element, (_, groups) = FORMATS[scheme.weights.format].element, codes.scale.shape
-    grouped = weight.reshape(len(weight), groups, -1)
-
-    def tie(scaled: torch.Tensor, distance: float) -> torch.Tensor:
-        sides = (scaled * (1 + side * distance) for side in (-1, 1))
-        below, above = (side.round_() if element is None else rounded(side, element) for side in sides)
-        return below != above
-
-    found = tie((grouped.float() / codes.scale[..., None]).flatten(), MOVE).nonzero()[:, 0]
-    scale = codes.scale.expand(len(weight), groups).flatten()[found // grouped.shape[2]]
-    return found[tie(weight.reshape(-1)[found].double() / scale.double(), HALF_UNIT)]
 
 
 def searched_numbers(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes) -> Scheme:
