@@ -123,8 +123,8 @@ class Experiment(Checked):
     stream: bool = Field(default=False, description="Load one layer at a time: for models larger than memory.")
     memory: Annotated[whole(10**18) | None, BeforeValidator(parse_bytes, json_schema_input_type=str)] = Field(
         default=None,
-        description="With --stream: memory for hidden states, such as 4GB; more are kept in a file. By default "
-        "no limit.",
+        description="With --stream: memory for hidden states, such as 4GB; more are kept in a file. A layer of "
+        "experts that alone is larger is read one expert at a time. By default no limit.",
     )
 
     minutes: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = Field(

@@ -247,7 +247,7 @@ def _joined(
     for _, lazy in parts:
         check_type(lazy, FLOATS | (BYTES if skeleton else {}), name)
 
-    def made(place: int, own_name: str, get: Callable = methodcaller("read")) -> torch.Tensor:
+    def made(place: int, own_name: str, parts: list[tuple[str, Lazy]], get: Callable) -> torch.Tensor:
         by_pattern = defaultdict(list)
         for pattern, lazy in parts:
             by_pattern[pattern].append(get(lazy))
@@ -257,17 +257,36 @@ def _joined(
             )
         return [*by_pattern.values()][place]
 
+    def lazy_of(place: int, own_name: str, parts: list[tuple[str, Lazy]], **more) -> Lazy:
+        shape = tuple(made(place, own_name, parts, Lazy.without_values).shape)
+        spans = [span for _, lazy in parts for span in lazy.spans]
+        notes = "; ".join(dict.fromkeys(lazy.note for _, lazy in parts if lazy.note))
+        read = partial(made, place, own_name, parts, methodcaller("read"))
+        return Lazy(own_name, shape, "F32", spans, read, notes, **more)
+
+    def piece(place: int, own_name: str, number: int) -> Lazy:
+        return lazy_of(place, own_name, list(_parts_of_expert(parts, number)))
+
+    in_pieces = all(lazy.piece or EXPERT.search(lazy.name) for _, lazy in parts)
     tensors = {}
     for place, target in enumerate(converter.target_patterns):
         own_name = tensor_name.replace(first, target) if place else tensor_name
         try:
-            shape = tuple(made(place, own_name, Lazy.without_values).shape)
+            more = {"piece": partial(piece, place, own_name)} if in_pieces and expected[own_name].ndim > 2 else {}
+            tensors[own_name] = lazy_of(place, own_name, parts, **more)
         except (RuntimeError, ValueError, IndexError):  # torch refuses to join them
             raise _misshapen_part(parts, expected[own_name].shape, name) from None
-        spans = [span for _, lazy in parts for span in lazy.spans]
-        notes = "; ".join(dict.fromkeys(lazy.note for _, lazy in parts if lazy.note))
-        tensors[own_name] = Lazy(own_name, shape, "F32", spans, partial(made, place, own_name), notes)
     return tensors
+
+
+def _parts_of_expert(parts: list[tuple[str, Lazy]], number: int) -> Iterator[tuple[str, Lazy]]:
+    """Yield those of the parts, or pieces of them, that one expert has."""
+    for pattern, lazy in parts:
+        named = EXPERT.search(lazy.name)
+        if not named:
+            yield pattern, lazy.piece(number)
+        elif int(named[1]) == number:
+            yield pattern, lazy
 
 
 def check_type(lazy: Lazy, types: Collection[str], name: str) -> None:

@@ -281,9 +281,7 @@ def put(
     dtype: torch.dtype | None,
 ) -> None:
     """Read the parameter or buffer `tensor_name` of model `name` onto its device; an int8 layer quantizes it."""
-    tensor = lazy.read()
-    tensor = tensor.to(device=place, dtype=dtype if tensor.is_floating_point() else None)
-    _check_finite(tensor, tensor_name, name, lazy)
+    tensor = read_checked(lazy, tensor_name, name, place, dtype)
     path, _, part = tensor_name.rpartition(".")
     module = model.get_submodule(path)
     if part in module._parameters:
@@ -294,6 +292,16 @@ def put(
         module.set_weight(tensor)
     if holds_experts(module):
         set_weights(module, part, tensor)
+
+
+def read_checked(
+    lazy: Lazy, tensor_name: str, name: str, place: int | str | torch.device, dtype: torch.dtype | None
+) -> torch.Tensor:
+    """Read the tensor `tensor_name` of model `name` onto a device; raise BadWeights if it has NaN or inf."""
+    tensor = lazy.read()
+    tensor = tensor.to(device=place, dtype=dtype if tensor.is_floating_point() else None)
+    _check_finite(tensor, tensor_name, name, lazy)
+    return tensor
 
 
 def tensor_of(model: PreTrainedModel, tensor_name: str) -> torch.Tensor:
@@ -374,10 +382,15 @@ def weights_hash(model: PreTrainedModel) -> str:
         return hash_of(pool.map(lambda parameter: line_of(*parameter), list(named_weights(model))))
 
 
-def line_of(name: str, tensor: torch.Tensor) -> str:
-    """Return a line on a parameter, for the hash of all: its name, dtype, shape, and the SHA-256 of its bytes."""
-    content = tensor.detach().cpu().flatten().view(torch.uint8).numpy()
-    return f"{name} {tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(content).hexdigest()}\n"
+def line_of(name: str, tensor: torch.Tensor, pieces: Iterable[torch.Tensor] | None = None) -> str:
+    """Return a line on a parameter, for the hash of all: its name, dtype, shape, and the SHA-256 of its bytes.
+
+    pieces: its entries along the first dimension, if it has no values itself.
+    """
+    digest = hashlib.sha256()
+    for piece in (tensor,) if pieces is None else pieces:
+        digest.update(piece.detach().cpu().flatten().view(torch.uint8).numpy())
+    return f"{name} {tensor.dtype} {tuple(tensor.shape)} {digest.hexdigest()}\n"
 
 
 def hash_of(lines: Iterable[str]) -> str:

@@ -36,12 +36,13 @@ from outliers.models.anatomy import (
     stacks_of,
 )
 from outliers.models.anatomy.examples import Block
+from outliers.models.anatomy.experts import Pieces, is_of_experts
 from outliers.models.anatomy.turns import Turns
 from outliers.models.anatomy.weights import ACCELERATED
 from outliers.models.checkpoint import Checkpoint
 from outliers.models.hooks import FORWARD_HOOKS, hand_over_hooks
 from outliers.models.internals import dtype_of
-from outliers.models.load import HASHING, fill, find_device, hash_of, line_of, open_model, put
+from outliers.models.load import HASHING, fill, find_device, hash_of, line_of, open_model, put, read_checked
 from outliers.models.variant import AS_IT_IS, Variant
 from outliers.terminal.progress import over
 
@@ -87,7 +88,8 @@ def stream_model(
         name, dtype, device, revision: as for `load_model`.
         memory: bytes of hidden states between layers, and of what a trace keeps of each block, that are held in the
             host's memory; more go to a memory-mapped file. None for no limit. On a GPU they use up to half of its free
-            memory instead.
+            memory instead. A layer with experts that alone is larger is read one expert at a time, again for each
+            block.
 
     Raises:
         UserError: as `load_model`.
@@ -156,41 +158,68 @@ class Stream:
     def layer(self, model: PreTrainedModel, number: int) -> Iterator[nn.Module]:
         """Provide a decoder layer of the model with its weights within this context."""
         layer, names = decoder_layers(model)[number], self._names(number)
+        in_pieces = self._in_pieces(model, names)
         try:
-            for name in names:
+            for name in (name for name in names if name not in in_pieces):
                 put(model, name, self.stored[name], self.name, self.device, self.dtypes[name])
-            if lacking := next((name for name, one in layer.named_parameters() if one.is_meta), None):
+            for owner in {name.rpartition(".")[0] for name in in_pieces}:
+                model.get_submodule(owner).pieces = Pieces(functools.partial(self._piece, owner))
+            without = (name for name, one in layer.named_parameters() if one.is_meta)
+            if lacking := next((name for name in without if not any(one.endswith(name) for one in in_pieces)), None):
                 raise UserError(
                     f"'{lacking}' of layer {number} is not in the files of '{self.name}', nor tied to what is; run it "
                     "without --stream"
                 )
-            for name in self._names(number + 1):
+            for name in () if in_pieces else self._names(number + 1):
                 for file, start, end in self.stored[name].spans:
                     file.will_need(start, end)
-            with self._hashing([(name, model.get_parameter(name)) for name in names if name in self.to_hash]):
+            hashed = [name for name in names if name in self.to_hash]
+            with self._hashing([(name, None if name in in_pieces else model.get_parameter(name)) for name in hashed]):
                 yield layer
             self.to_hash -= set(names)
         finally:
             for module in layer.modules():
+                vars(module).pop("pieces", None)
                 for part, parameter in module.named_parameters(recurse=False):
                     module._parameters[part] = nn.Parameter(parameter.to("meta"), requires_grad=False)
 
     def _names(self, number: int) -> list[str]:
         return [name for name in self.stored if self._number(name) == number]
 
+    def _in_pieces(self, model: PreTrainedModel, names: list[str]) -> list[str]:
+        """Return the weights among those of a layer that are read one expert at a time, because all of them together
+        exceed the memory."""
+        size = sum(math.prod(self.stored[name].shape) * self.dtypes[name].itemsize for name in names)
+        if self.memory is None or size <= self.memory:
+            return []
+        return [name for name in names if self.stored[name].piece and is_of_experts(model, name)]
+
+    def _piece(self, owner: str, part: str, expert: int) -> torch.Tensor:
+        name = f"{owner}.{part}"
+        lazy = self.stored[name].piece(expert)
+        return read_checked(lazy, name, self.name, self.device, self.dtypes[name])[0]
+
     @contextmanager
-    def _hashing(self, tensors: list[tuple[str, torch.Tensor]]) -> Iterator[None]:
-        """Hash tensors in threads during this context, in which they must not change."""
+    def _hashing(self, tensors: list[tuple[str, torch.Tensor | None]]) -> Iterator[None]:
+        """Hash tensors in threads during this context, in which they must not change; those that are None are read."""
         with ThreadPoolExecutor(HASHING) as pool:
-            lines = pool.map(lambda named_tensor: line_of(*named_tensor), tensors)
+            lines = pool.map(lambda named_tensor: self._line(*named_tensor), tensors)
             yield
             self.lines += lines
+
+    def _line(self, name: str, tensor: torch.Tensor | None) -> str:
+        if tensor is not None:
+            return line_of(name, tensor)
+        lazy, dtype = self.stored[name], self.dtypes[name]
+        like = torch.empty(lazy.shape, dtype=dtype, device="meta")
+        of_it = map(lazy.piece, range(lazy.shape[0])) if lazy.piece else [lazy]
+        return line_of(name, like, (one.read().to(dtype) for one in of_it))
 
     def weights_hash(self) -> str:
         """Return the hash of the weights, equal to that of the resident model; weights not read yet are read for it."""
         for _, names in groupby(sorted(self.to_hash), key=self._number):
             names = list(names)
-            with self._hashing([(name, self.stored[name].read().to(self.dtypes[name])) for name in names]):
+            with self._hashing([(name, None) for name in names]):
                 pass
             self.to_hash -= set(names)
         return hash_of(self.lines)

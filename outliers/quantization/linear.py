@@ -94,7 +94,7 @@ class QuantizedLinear(SchemeLinear):
 
     @property
     def operand(self) -> Operand:
-        """The weight as the scheme multiplies it, cached.
+        """The weight as the scheme multiplies it, cached unless the weight itself is read for each call.
 
         It is not repacked for a faster product: a sweep changes its schemes too often for that to pay.
         """
@@ -104,7 +104,8 @@ class QuantizedLinear(SchemeLinear):
             # Ordinary tensors even in inference mode: they are cached, and autograd refuses inference tensors.
             with torch.inference_mode(False), torch.no_grad():
                 made = CachedOperand(operand_of(self.weight, self.here, self.magnitudes), weight.detach(), version)
-            self.made = made
+            if self._caches:
+                self.made = made
         return self._in_draw(made) if self.draw else made.operand
 
     def _in_draw(self, made: CachedOperand) -> Operand:
@@ -112,10 +113,16 @@ class QuantizedLinear(SchemeLinear):
         if drawn is None or drawn.draw != self.draw or drawn.made is not made:
             with torch.inference_mode(False), torch.no_grad():
                 if made.ties is None:
-                    made = self.made = made._replace(ties=ties_of(made.operand, self.weight, self.here))
+                    made = made._replace(ties=ties_of(made.operand, self.weight, self.here))
                 operand = drawn_operand(made, self.weight, self.here, self.magnitudes, self.draw)
-            drawn = self.drawn = CachedDraw(operand, self.draw, made)
+            drawn = CachedDraw(operand, self.draw, made)
+            if self._caches:
+                self.made, self.drawn = made, drawn
         return drawn.operand
+
+    @property
+    def _caches(self) -> bool:
+        return not getattr(self.projection, "is_passing", False)
 
     @property
     def quantized_weight(self) -> Quantized:

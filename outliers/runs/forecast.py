@@ -19,7 +19,7 @@ from transformers import PretrainedConfig
 
 from outliers.errors import UserError
 from outliers.metrics.measurement import FLOAT, MemoryNeeds
-from outliers.models.anatomy import anatomy_of, decoder_layers, family_of, projections, width_of
+from outliers.models.anatomy import anatomy_of, decoder_layers, experts_of, family_of, projections, width_of
 from outliers.models.anatomy.row import config_of_stack
 from outliers.models.load import DTYPES, find_device
 from outliers.models.skeleton import skeleton
@@ -74,7 +74,8 @@ class Shape(NamedTuple):
 
     outside: weights outside the decoder layers. layer: weights of the largest layer. layers: number of layers.
     projections, largest: weights of all projections and of the largest projection in that layer. parameter: numbers in
-    the largest parameter there, which may have the weights of all experts. features: input and output features of
+    the largest parameter there, which may have the weights of all experts. experts, expert: weights of all experts of
+    that layer, and of one. features: input and output features of
     these projections, summed. hidden: width of the residual stream. heads: attention heads. keys:
     keys and values of one token in one layer. vocabulary: tokens.
     """
@@ -85,6 +86,8 @@ class Shape(NamedTuple):
     projections: int
     largest: int
     parameter: int
+    experts: int
+    expert: int
     features: int
     hidden: int
     heads: int
@@ -94,6 +97,11 @@ class Shape(NamedTuple):
     @property
     def weights(self) -> int:
         return self.outside + self.layers * self.layer
+
+    def by_expert(self) -> "Shape":
+        """Return the sizes of what is in memory at once if a layer is read one expert at a time."""
+        less = self.experts - self.expert
+        return self._replace(layer=self.layer - less, projections=self.projections - less, parameter=self.largest)
 
 
 class ModelRun(NamedTuple):
@@ -173,6 +181,8 @@ def shape_of(config: PretrainedConfig) -> Shape:
     layers = [sum(map(torch.numel, (*layer.parameters(), *layer.buffers()))) for layer in decoder_layers(model)]
     number = layers.index(max(layers))
     weights = [stored_weight(part.module) for part in projections(model, number)]
+    experts = experts_of(model).get(number)
+    of_experts = [one for one in experts.parameters() if one.ndim == 3] if experts else []
     hidden, heads = width_of(config), getattr(stack, "num_attention_heads", None) or 0  # of what is recurrent alone
     key_heads = getattr(stack, "num_key_value_heads", None) or heads
     _shapes[written] = Shape(
@@ -182,6 +192,8 @@ def shape_of(config: PretrainedConfig) -> Shape:
         sum(map(torch.numel, weights)),
         max(map(torch.numel, weights)),
         max(map(torch.numel, decoder_layers(model)[number].parameters())),
+        sum(map(torch.numel, of_experts)),
+        sum(one.numel() // len(one) for one in of_experts),
         sum(sum(weight.shape) for weight in weights),
         hidden,
         heads,
@@ -195,7 +207,10 @@ def need_of(model_run: ModelRun, room: Room) -> Need:
     """Return what a run needs, if so much room is free."""
     shape, needs, itemsize = model_run.shape, model_run.memory_needs, DTYPES[model_run.dtype].itemsize
     layers, outside = 1 if model_run.stream else shape.layers, itemsize * shape.outside
-    weights = outside + itemsize * (layers * shape.layer + needs.others * shape.weights)
+    others = itemsize * needs.others * shape.weights
+    if model_run.stream and itemsize * shape.layer > (model_run.memory or math.inf):
+        shape = shape.by_expert()
+    weights = outside + itemsize * layers * shape.layer + others
     most = max((codes + copies * itemsize for codes, copies in needs.per_weight), default=0)
     codes = layers * shape.projections * most
     tokens = needs.batch * model_run.block

@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTraine
 from outliers.criterion import QUANTIZED, ROUTER
 from outliers.errors import UserError
 from outliers.models.anatomy import Layer, anatomy_of, family_of, in_layer, layers_of, part_config, width_of
-from outliers.models.anatomy.experts import ExpertProjection, number_of
+from outliers.models.anatomy.experts import ExpertProjection
 from outliers.models.anatomy.weights import own_parameters
 from outliers.models.load import find_config
 from outliers.models.names import known_configs
@@ -117,7 +117,7 @@ def _rows(layer: Layer) -> Iterator[tuple]:
             inputs, outputs = weight.shape
         size = 0 if module is None else sum(parameter.numel() for parameter in module.parameters())
         if isinstance(module, ExpertProjection):  # of all experts in one row
-            count = number_of(module.owner[0])
+            count = len(module.of_all[module.name])
             path = path.replace(f"{anatomy.experts}.0.", f"{anatomy.experts}.0:{count}.")
             size = count * sum(one.numel() for one in (module.weight, module.bias) if one is not None)
         seen.add(path)

@@ -13,23 +13,37 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from outliers import Experiment, Intervention, Quantized, UserError, ablate, quantize, run, sweep, trace, variant
+from outliers import (
+    Experiment,
+    Intervention,
+    Quantized,
+    UserError,
+    ablate,
+    calibrate,
+    quantize,
+    run,
+    sweep,
+    trace,
+    variant,
+)
 from outliers.commands.ablate import Ablation
 from outliers.commands.damage import Damage
 from outliers.commands.emergence import Emergence
 from outliers.commands.trace import OneModel
 from outliers.metrics.perplexity import perplexities, perplexity
 from outliers.metrics.top1 import top1_softmax
-from outliers.models.anatomy import anatomy_of, decoder_layers, projections
+from outliers.models.anatomy import anatomy_of, decoder_layers, experts_of, layers_of, projections
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
 from outliers.models.stored.tensors import Lazy, WeightFile
-from outliers.models.stream import Watched, stream_model
+from outliers.models.stream import Watched, give_memory_back, stream_model
 from outliers.quantization.schemes import TABLE1, get_scheme
 from outliers.subjects.causal import Causal
 from outliers.subjects.model_cache import ModelCache
 from outliers.terminal.progress import Progress
 from tests.conftest import FIVE, lasting, slow_but
+from tests.gguf_files import save_gguf
+from tests.models.test_experts import made as mixture
 from tests.small_models import make_model, make_tokenizer, meanwhile
 
 
@@ -266,9 +280,10 @@ def test_weights_that_are_not_those_of_another_process(tmp_path):
         model_cache.check_weights()
 
 
-def test_codes_of_a_layer_are_gone_before_the_next_is_read(tmp_path, blocks):
-    """And with them its weights, which they keep."""
-    make_model("llama").save_pretrained(tmp_path)
+@pytest.mark.parametrize("case", ["llama", "mixtral"])
+def test_codes_of_a_layer_are_gone_before_the_next_is_read(case, tmp_path, blocks):
+    """And with them its weights, which they keep, without a search for circles of references."""
+    make_model(case).save_pretrained(tmp_path)
     streamed, left, alive = stream_model(str(tmp_path)), [], []
 
     @contextmanager
@@ -278,7 +293,6 @@ def test_codes_of_a_layer_are_gone_before_the_next_is_read(tmp_path, blocks):
 
     def reading(lazy: Lazy) -> Lazy:
         def read():
-            gc.collect()
             alive.append(sum(one() is not None for one in left))
             return lazy.read()
 
@@ -286,5 +300,59 @@ def test_codes_of_a_layer_are_gone_before_the_next_is_read(tmp_path, blocks):
 
     stored = streamed.stream.stored
     streamed.stream.stored = {name: reading(lazy) if ".layers.1." in name else lazy for name, lazy in stored.items()}
-    perplexities(streamed, blocks, [Watched(variant("absmax"), see)])
+    gc.disable()
+    try:
+        perplexities(streamed, blocks, [Watched(variant("absmax"), see)])
+    finally:
+        gc.enable()
     assert left and alive and not any(alive)
+
+
+# A layer that alone is larger than memory, which its experts take most of
+
+UNDER = ("fp32", "absmax", "llm.int8", "w4a4-g16+hadamard", "drop(layers.1.experts.2)")
+
+
+@pytest.mark.parametrize("stored", ["mixtral", "gpt_oss", "llama4_text", "gguf"])
+def test_experts_of_a_layer_are_read_one_by_one(stored, blocks, tmp_path, pieces):
+    """From tensors of one expert, or of all of a layer, exact or in codes, with the same results and hash."""
+    folder, model = str(tmp_path), mixture("mixtral" if stored == "gguf" else stored, hidden_size=64)
+    if stored == "gguf":
+        folder = str(save_gguf(model, tmp_path / "model.gguf", "Q8_0"))
+    else:
+        model.save_pretrained(folder)
+    whole, by_expert = stream_model(folder), stream_model(folder, memory=1000)
+    (of_expert,) = {part.module.weight.nbytes for part in projections(model) if part.path.endswith("0.gate_up_proj")}
+    for remedy in ("smoothing", "gptq"):
+        found = [calibrate(one, blocks, [f"absmax-vector+{remedy}"]) for one in (whole, by_expert)]
+        variants = [Quantized(get_scheme(f"absmax-vector+{remedy}")).calibrated(one) for one in found]
+        assert perplexities(whole, blocks, variants[:1]) == perplexities(by_expert, blocks, variants[1:])
+    expected = perplexities(whole, blocks, [*map(variant, UNDER)])
+    outside = max(lazy.read().nbytes for name, lazy in whole.stream.stored.items() if ".experts." not in name)
+    pieces.clear()
+    assert perplexities(by_expert, blocks, [*map(variant, UNDER)]) == expected
+    assert max(pieces) <= max(of_expert, outside)
+    assert whole.stream.weights_hash() == by_expert.stream.weights_hash()
+    assert not any("pieces" in vars(experts) for experts in experts_of(by_expert).values())
+
+
+def peak() -> int:
+    """The most bytes that this process had in memory since this was reset."""
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="resets the peak of a process in /proc")
+def test_memory_of_a_layer_that_is_read_by_expert(tmp_path):
+    model = mixture("mixtral", hidden_size=512, num_experts=64, num_local_experts=64, intermediate_size=256)
+    model.save_pretrained(tmp_path)
+    layer = sum(one.nbytes for one in layers_of(model)[0].module.parameters())
+    del model
+    blocks, peaks = torch.arange(64).view(2, 32), []
+    for memory in (None, layer - 1):
+        streamed = stream_model(str(tmp_path), memory=memory)
+        give_memory_back()
+        Path("/proc/self/clear_refs").write_text("5")
+        before = peak()
+        perplexities(streamed, blocks, [variant("absmax")])
+        peaks.append(peak() - before)
+    assert peaks[0] > layer > 2 * peaks[1], (peaks, layer)

@@ -164,6 +164,20 @@ def test_a_streamed_run_has_one_layer_and_what_is_kept_of_all_blocks(opt):
     assert pickle.loads(pickle.dumps(on_disk)) == on_disk
 
 
+def test_a_streamed_run_has_one_expert_of_a_layer_that_is_larger_than_its_memory():
+    config = make_model("mixtral").config
+    shape, states = shape_of(config), 8 * 32 * config.hidden_size * 4
+    of_experts = 3 * config.num_local_experts * config.hidden_size * config.intermediate_size
+    assert (shape.experts, shape.expert) == (of_experts, of_experts // config.num_local_experts)
+    needed = [
+        need(config, MemoryNeeds((together("absmax"),)), block=32, blocks=8, stream=True, memory=memory).memory
+        for memory in (4 * shape.layer, 4 * shape.layer - 1)
+    ]
+    joined, others = 4 * (shape.parameter - shape.largest), of_experts - shape.expert
+    assert needed[0] - needed[1] == (4 + 2) * others + others + joined  # half of the weights again in the heap
+    assert 4 * shape.layer > states
+
+
 def _kept(spec: Latency, scheme: str) -> MemoryNeeds:
     """What the times of all batches under a scheme keep."""
     (plan,) = spec.model_copy(update={"schemes": [scheme]}).plans()

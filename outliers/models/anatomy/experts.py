@@ -5,7 +5,8 @@ expert as modules, so that hooks, schemes and ablations treat them as any other 
 `eager` bit for bit.
 """
 
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 
 import torch
@@ -17,29 +18,60 @@ from outliers.models.internals import ALL_EXPERTS_FUNCTIONS
 BY_PROJECTION = "by_projection"  # the name of our function in the registry
 
 
+class Owner:
+    """A weak reference to the module that holds the weights of experts, and as a parent their projections.
+
+    A strong one would close a circle, in which a model that nothing uses any more keeps its memory until Python looks
+    for circles. A copy refers to the copied module.
+    """
+
+    def __init__(self, module: nn.Module | None):
+        self._module = module and weakref.ref(module)
+
+    def __call__(self) -> nn.Module | None:
+        return self._module and self._module()
+
+    def __deepcopy__(self, memo: dict) -> "Owner":
+        module = self()
+        return Owner(memo.get(id(module), module))
+
+    def __reduce__(self) -> tuple:
+        return Owner, (self(),)
+
+
 class ExpertProjection(nn.Linear):
     """A projection of one expert, without parameters of its own.
 
-    owner: a tuple with the module that holds the weights of all experts; torch would register a bare module as a child.
-    name: the name of the parameter there. number: that of the expert.
+    name: the name of the parameter of all experts. number: that of the expert. See `belong`.
     """
 
     _is_hf_initialized = True  # else transformers would draw the values of the views
 
     def __init__(self, owner: nn.Module, name: str, number: int):
         nn.Module.__init__(self)
-        self.owner, self.name, self.number = (owner,), name, number
+        self.name, self.number = name, number
+        self.is_transposed, self.has_bias = owner.is_transposed, owner.has_bias
+        self.belong(owner)
         self.out_features, self.in_features = self.weight.shape
+
+    def belong(self, owner: nn.Module) -> None:
+        """Take the weights from a module that holds those of all experts."""
+        self.owner, self.of_all = Owner(owner), owner._parameters
 
     @property
     def weight(self) -> torch.Tensor:
         """The weight (outputs, inputs), which shares memory with that of all experts unless it is offloaded."""
         weight = self._of_expert(self.name)
-        return weight.T if self.owner[0].is_transposed else weight
+        return weight.T if self.is_transposed else weight
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether the weight is read for each call, so that nothing that was made of it is worth keeping."""
+        return is_in_pieces(self.owner())
 
     @property
     def bias(self) -> torch.Tensor | None:
-        return self._of_expert(f"{self.name}_bias") if self.owner[0].has_bias else None
+        return self._of_expert(f"{self.name}_bias") if self.has_bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply, then add the bias, as the experts of transformers do."""
@@ -47,11 +79,41 @@ class ExpertProjection(nn.Linear):
         return product if self.bias is None else product + self.bias
 
     def _of_expert(self, name: str) -> torch.Tensor:
-        owner = self.owner[0]
-        parameter = owner._parameters[name]
-        if parameter.is_meta and is_offloaded(owner):
-            parameter = parameter_of(owner, name)
+        parameter = self.of_all[name]
+        if parameter.is_meta and (owner := self.owner()) is not None:
+            if is_in_pieces(owner):
+                return owner.pieces.read(name, self.number)
+            if is_offloaded(owner):
+                parameter = parameter_of(owner, name)
         return parameter[self.number]
+
+
+class Pieces:
+    """The weights of the experts of a layer that are read one expert at a time; those of the last one are kept.
+
+    read_from: returns the entry of one expert in a parameter of all, by the name of the parameter and the number.
+    """
+
+    def __init__(self, read_from: Callable[[str, int], torch.Tensor]):
+        self._read_from = read_from
+        self._last: tuple[int | None, dict[str, torch.Tensor]] = None, {}
+
+    def __deepcopy__(self, _memo) -> "Pieces":
+        return self  # a copy of the layer, such as one under a scheme, reads the same files
+
+    def read(self, name: str, number: int) -> torch.Tensor:
+        """Return the entry of an expert in a parameter of all."""
+        if self._last[0] != number:
+            self._last = number, {}
+        of_expert = self._last[1]
+        if name not in of_expert:
+            of_expert[name] = self._read_from(name, number)
+        return of_expert[name]
+
+
+def is_in_pieces(experts: nn.Module | None) -> bool:
+    """Return whether the weights of experts are read for each call of one of them."""
+    return experts is not None and "pieces" in vars(experts)
 
 
 class Expert(nn.Module):
@@ -169,6 +231,13 @@ def holds_experts(module: nn.Module) -> bool:
     return hasattr(module, "is_transposed") and hasattr(module, "has_gate")
 
 
+def is_of_experts(model: nn.Module, name: str) -> bool:
+    """Return whether a tensor of a model holds a projection's weights of all experts of a layer."""
+    owner, _, part = name.rpartition(".")
+    experts = model.get_submodule(owner)
+    return holds_experts(experts) and part in getattr(experts._modules.get("0"), "_modules", ())
+
+
 def is_batched(experts: nn.Module) -> bool:
     """Return whether each expert gets its own states of all tokens."""
     return getattr(experts, "is_batched", False)
@@ -196,7 +265,7 @@ def settle(model: nn.Module) -> None:
             continue
         views = [module for module in experts.modules() if isinstance(module, ExpertProjection)]
         for module in views:
-            module.owner = (experts,)
+            module.belong(experts)
         for name in {*experts._modules["0"]._modules} - {module.name for module in views}:
             for parameter in (name, f"{name}_bias"):
                 experts._parameters.pop(parameter, None)

@@ -39,6 +39,12 @@ class Tensor(NamedTuple):
     start: int
     end: int
 
+    def piece(self, number: int) -> "Tensor":
+        """Return an entry of the first dimension, as a tensor of one."""
+        size = (self.end - self.start) // self.shape[0]
+        start = self.start + number * size
+        return self._replace(shape=(1, *self.shape[1:]), start=start, end=start + size)
+
 
 class Header(NamedTuple):
     """The metadata of a file.

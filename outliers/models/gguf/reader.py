@@ -165,10 +165,11 @@ def read_tensors(file: Path, model: PreTrainedModel) -> dict[str, Lazy]:
                 return partial(joined, of_experts[own_name][1], header)
             return partial(_processed, header, own_name, processor.process)
 
-        return {
-            own_name: _lazy(header, own_name, tuple(expected[own_name].shape), of_it, made(own_name))
-            for own_name, of_it in parts.items()
-        } | {own_name: _zeros(own_name, tuple(expected[own_name].shape)) for own_name in zeros}
+        tensors = {}
+        for own_name, of_it in parts.items():
+            shape, of_all = tuple(expected[own_name].shape), own_name in of_experts
+            tensors[own_name] = _lazy(header, own_name, shape, of_it, made(own_name), of_all)
+        return tensors | {own_name: _zeros(own_name, tuple(expected[own_name].shape)) for own_name in zeros}
 
 
 def _without_biases(own_names: dict[str, str], absent: Collection[str]) -> set[str]:
@@ -188,8 +189,10 @@ def _zeros(own_name: str, shape: tuple[int, ...]) -> Lazy:
     return Lazy(own_name, shape, "F32", [], lambda: torch.zeros(shape))
 
 
-def _lazy(header: Header, own_name: str, shape: tuple[int, ...], parts: list[Tensor], make: Callable) -> Lazy:
-    """Return a tensor of a model; make: makes it of its parts in the file."""
+def _lazy(
+    header: Header, own_name: str, shape: tuple[int, ...], parts: list[Tensor], make: Callable, of_experts: bool
+) -> Lazy:
+    """Return a tensor of a model; make: makes it of its parts in the file, which may be of all experts."""
 
     def read() -> torch.Tensor:
         with refusals(header.file.path):
@@ -200,7 +203,12 @@ def _lazy(header: Header, own_name: str, shape: tuple[int, ...], parts: list[Ten
                 raise ValueError(f"'{own_name}' has the shape {tuple(tensor.shape)}, expected {shape}")
             return tensor
 
-    return Lazy(own_name, shape, "F32", [(header.file, part.start, part.end) for part in parts], read)
+    def piece(number: int) -> Lazy:
+        of_expert = [part.piece(number) for part in parts]
+        return _lazy(header, f"{own_name}[{number}]", (1, *shape[1:]), of_expert, make, of_experts)
+
+    spans = [(header.file, part.start, part.end) for part in parts]
+    return Lazy(own_name, shape, "F32", spans, read, piece=piece if of_experts else None)
 
 
 def _processed(header: Header, own_name: str, process: Callable, parts: list[Tensor]) -> torch.Tensor:

@@ -107,4 +107,4 @@ def _lazy(plain: dict[str, Lazy], layer: nn.Module, name: str) -> Lazy:
             merging.merge()
         return merging.get_base_layer().get_parameter(own).data  # another module than before where norms are merged
 
-    return plain[name]._replace(dtype="F32", read=read)
+    return plain[name]._replace(dtype="F32", read=read, piece=None)

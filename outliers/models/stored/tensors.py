@@ -52,7 +52,8 @@ class Lazy(NamedTuple):
     """A tensor that is stored in a file, whole or in parts, and read on demand.
 
     name: in the file. dtype: that of the result, in the names of safetensors. spans: the ranges of bytes it is made
-    from. read: returns it on the CPU, in memory of its own. note: for rows, on how it was read.
+    from. read: returns it on the CPU, in memory of its own. note: for rows, on how it was read. piece: returns one
+    entry of the first dimension, of shape (1, …); None if only the whole tensor can be read.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Lazy(NamedTuple):
     spans: list[tuple[WeightFile, int, int]]
     read: Callable[[], torch.Tensor]
     note: str = ""
+    piece: "Callable[[int], Lazy] | None" = None
 
     def without_values(self) -> torch.Tensor:
         """Return a tensor of this shape and dtype on the meta device."""
@@ -91,14 +93,27 @@ def read_safetensors(path: Path, readable: Callable[[], object]) -> tuple[dict, 
             raise ValueError(f"tensor '{key}' of the shape {shape} is from byte {start:,} to {end:,}")
         position = end
 
-        def read(start: int = start, end: int = end, dtype: str = dtype, shape: tuple = shape) -> torch.Tensor:
-            with readable():
-                return file.read(start, end).view(READ[dtype]).view(shape)
-
-        tensors.append(Lazy(key, shape, dtype, [(file, start, end)], read))
+        tensors.append(_stored(file, key, dtype, shape, start, end, readable))
     if position != file.size:
         raise ValueError(f"its tensors end at byte {position:,}, and the file at {file.size:,}")
     return metadata, tensors
+
+
+def _stored(
+    file: WeightFile, key: str, dtype: str, shape: tuple[int, ...], start: int, end: int, readable: Callable
+) -> Lazy:
+    """Return a tensor whose values are a range of bytes of a file."""
+
+    def read() -> torch.Tensor:
+        with readable():
+            return file.read(start, end).view(READ[dtype]).view(shape)
+
+    def piece(number: int) -> Lazy:
+        size = (end - start) // shape[0]
+        first = start + number * size
+        return _stored(file, f"{key}[{number}]", dtype, (1, *shape[1:]), first, first + size, readable)
+
+    return Lazy(key, shape, dtype, [(file, start, end)], read, piece=piece if len(shape) > 2 else None)
 
 
 def twice(name: str, first: Lazy, second: Lazy) -> UserError:

@@ -76,7 +76,7 @@ def stacked(assigned: Assigned) -> Assigned:
         if config is None:
             return []
         *_, share = config.granularity if isinstance(config.granularity, list) else [config.granularity]
-        transposed = part.module.owner[0].is_transposed
+        transposed = part.module.is_transposed
         if transposed or isinstance(config, IntxWeightOnlyConfig) or isinstance(share, PerTensor):
             fault = "weights of (inputs, outputs)" if transposed else "weights of three dimensions by this scheme"
             raise UserError(
