@@ -65,7 +65,7 @@ _HOME = {
     "OutlierCallback": "outliers.runs.callback",
     "compare": "outliers.tracing.compare",
     "table4_row": "outliers.tracing.table4",
-    "ablate": "outliers.metrics.ablations",
+    "ablate": "outliers.commands.ablate",
     "origins": "outliers.metrics.origins",
     "readers": "outliers.runs.stages.readers",
     "super_weights": "outliers.runs.stages.super_weights",

@@ -3,6 +3,7 @@
 from outlier_kernels.formats import Quantizer as Quantizer
 
 from outliers import plot as plot
+from outliers.commands.ablate import ablate as ablate
 from outliers.commands.damage import damage as damage
 from outliers.commands.emergence import Emergence as Emergence
 from outliers.commands.measure import Cells as Cells
@@ -10,7 +11,6 @@ from outliers.commands.plan import plan as plan
 from outliers.commands.sweep import Experiment as Experiment
 from outliers.commands.sweep import sweep as sweep
 from outliers.errors import UserError as UserError
-from outliers.metrics.ablations import ablate as ablate
 from outliers.metrics.origins import origins as origins
 from outliers.metrics.perplexity import bits_per_byte as bits_per_byte
 from outliers.metrics.perplexity import perplexities as perplexities

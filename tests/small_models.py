@@ -15,8 +15,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from outliers import SCHEMES, Scheme, Trace, Transform, load_text, load_tokenizer, run
 from outliers.commands.trace import OneModel
+from outliers.metrics.attention import attended
+from outliers.metrics.records import Top1
+from outliers.models.anatomy.stack_views import stack_view
 from outliers.models.names import POCKET
 from outliers.models.weight_files import WEIGHTS
+from outliers.runs.loaded import measured
+from outliers.variants.ablated import Ablated, Intervention
 from tests.conftest import CONFIGS, VARIANTS
 
 needs_int8_units = pytest.mark.skipif(
@@ -35,6 +40,19 @@ def make_model(case: str, vocabulary: int = 100):
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     return model
+
+
+def records_of(cells) -> list[dict]:
+    """The values of cells of a model in memory."""
+    cells = list(cells)
+    return measured(cells[0].subject, cells)
+
+
+def top1_softmax(model, blocks, interventions=(Intervention(()),)) -> list[float]:
+    """The mean top-1 softmax probability under each intervention, in one layer at a time."""
+    ablations = [change if isinstance(change, Ablated) else Ablated(change) for change in interventions]
+    results = attended(model, blocks, [(ablated, [Top1().computation]) for ablated in ablations])
+    return [by_view[stack_view(model, None).name][1] for (by_view,) in results]
 
 
 def make_tokenizer(size: int = 100):

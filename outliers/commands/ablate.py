@@ -1,7 +1,7 @@
 """Ablation: the loss of a model without some features, compared with its loss without random ones."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Literal
 
@@ -10,23 +10,29 @@ from pydantic import Field
 from outliers.commands import Command
 from outliers.config.experiment import ON_TEXT, Experiment
 from outliers.config.fields import Features, Model, Name, Names, OneScheme, Skip
-from outliers.criterion import STREAM
+from outliers.criterion import ALPHA, LOG_PERPLEXITY, STREAM
 from outliers.errors import NoOutlier, UserError
 from outliers.metrics.records import Perplexity, Top1, TraceMetric
 from outliers.models.names import short_name
-from outliers.models.variant import Variant
+from outliers.models.variant import AS_IT_IS, Variant
 from outliers.quantization.schemes import BASELINE, Scheme, get_scheme, scheme_fields
 from outliers.runs.rows import Row
 from outliers.runs.stages.trace import CROSS, ablated_in, attends, counted, where
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, CellPlan, Stages
+from outliers.terminal.progress import with_bar
 from outliers.variants.ablated import WHERE, Ablated, Intervention
 from outliers.variants.dropped import Dropped
 from outliers.variants.quantized import EXACT, Quantized
 from outliers.variants.together import Together
 
 if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+    from transformers import PreTrainedModel
+
     from outliers.metrics.ablations import Treatment
+    from outliers.models.anatomy.examples import Block
 
 logger = logging.getLogger(__name__)
 OF_SCHEME = {"alpha": "scheme_alpha"}  # names in rows for settings of the scheme, if the name is taken
@@ -216,3 +222,86 @@ def planned(
     from outliers.metrics.ablations import plan  # late, for it imports torch
 
     return plan(features, width, experiment.methods, experiment.controls, experiment.seed, experiment.where, outliers)
+
+
+@with_bar
+def ablate(
+    model: "PreTrainedModel",
+    blocks: "Iterable[Block]",
+    features: Iterable[int],
+    controls: int = 10,
+    seed: int = 0,
+    methods: Iterable[str] = ("zero",),
+    where: Iterable[str] = ("attn_in",),
+    alpha: float = ALPHA,
+    attention_mask: "Iterable[torch.Tensor] | None" = None,
+    stack: str | None = None,
+    *,
+    progress: bool | None = None,
+) -> "pd.DataFrame":
+    """Return attention and perplexity of a model with features removed (LLM.int8(), section 4.2).
+
+    For the top-1 softmax probability, the features are changed in the input of the q/k/v projection of one layer at a
+    time. For perplexity, they are changed in the inputs of all layers at once, and the altered states propagate. The
+    model is not changed.
+
+    Args:
+        model: a causal language model, quantized or not.
+        blocks: token ids, int64 (blocks, T), or a list of (T,), sequences of any lengths.
+        features: dimensions of the residual stream, for example those of `trace(...).outlier_features()`.
+        controls: number of random draws of as many other features, 10 to 10,000.
+        seed: of the draws and of "shuffle"; 0 to 2⁶³ − 1.
+        methods: "zero" (the paper's), "mean" (over the text) and "shuffle" (over the positions of a sequence).
+        where: for perplexity, the inputs that are changed: "attn_in" (the paper's) and "ffn_in".
+        alpha: magnitude from which on a value is an outlier; controls exclude outlier features.
+        attention_mask: as for `outliers.perplexity`.
+        stack: for an encoder-decoder "encoder" or "decoder", in whose layers the features are removed.
+        progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
+
+    Returns:
+        One row per measurement: `subject` ("none", "outliers", "control", "single"), `method`, `features`, `draw`,
+            `top1_softmax`, if the model has attention, `perplexity`, and `damage`, the relative increase of perplexity.
+            `outliers.metrics.ablations.summary` condenses the table.
+
+    Raises:
+        UserError: there are no features, one is out of range, or there are too few others to draw controls from; a
+            method or a place is unknown; controls or seed are out of range; blocks do not fit the model, or the mask
+            does not fit them.
+
+    Example:
+        >>> measurements = outliers.ablate(model, blocks, features=[3])
+    """
+    from outliers.metrics import ablations
+    from outliers.metrics.perplexity import too_large
+    from outliers.models.anatomy import attends, features_of
+    from outliers.models.anatomy.stack_views import stack_view
+    from outliers.runs.loaded import measured
+    from outliers.subjects.given import Given
+    from outliers.text.blocks import sequences
+    from outliers.tracing.trace import trace
+    from outliers.variants.ablated import feature_means
+
+    subject = Given(model, list(sequences(blocks, attention_mask)))
+    model, features, methods, where = subject.loaded, list(features), list(methods), list(where)
+    width = features_of(model)
+    ablations.plan(features, width, methods, controls, seed, where)  # reports mistakes before the text is traced
+    if (view := stack_view(model, stack)).cross:
+        raise UserError("the encoder's states in cross-attention cannot be ablated; expected 'encoder' or 'decoder'")
+    traced = trace(model, subject.blocks, STREAM, alpha, attention=False, stack=stack)
+    outliers = traced.outlier_features()["feature"]
+    treatments = ablations.plan(features, width, methods, controls, seed, where, outliers)
+    means = feature_means(traced) if "mean" in methods else {}
+    cells = []
+    for number, treatment in enumerate(treatments):
+        change = Intervention(treatment.features, treatment.method or "zero", seed, means)
+        for metric, roles in ((Top1, WHERE), (Perplexity, where)) if attends(model.config) else ((Perplexity, where),):
+            places = tuple(f"{view.written}.{role}" if stack else role for role in roles)
+            variant = Ablated(change, places) if treatment.features else AS_IT_IS
+            cells.append(Cell(subject, variant, metric(), {"treatment": number}))
+    measurements: list[dict] = [dict(vars(treatment)) for treatment in treatments]
+    for record in measured(subject, cells):
+        if record["metric"] == LOG_PERPLEXITY:
+            raise too_large(record["value"])
+        if record.get("stack", view.name) == view.name:
+            measurements[record["treatment"]][record["metric"]] = record["value"]
+    return ablations.damages(measurements)

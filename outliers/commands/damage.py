@@ -257,8 +257,8 @@ def damage(
         'absmax'
     """
     from outliers.metrics.damages import damages_of
-    from outliers.metrics.measurement import records_of
     from outliers.quantization.convert import check_calibrated
+    from outliers.runs.loaded import measured
     from outliers.subjects.given import Given
     from outliers.text.blocks import sequences
     from outliers.variants.draw import check_draws
@@ -281,5 +281,5 @@ def damage(
     subject, chosen = Given(model, blocks), by is not DAMAGE_BY
     cells = _cells(subject, [variant], by, draws, chosen)
     cells += _by_stack(subject, [variant], by, draws, chosen)
-    (damages,) = damages_of(records_of(cells)).values()
+    (damages,) = damages_of(measured(subject, cells)).values()
     return damages

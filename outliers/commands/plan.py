@@ -159,8 +159,8 @@ def plan(
     Example:
         >>> found = outliers.plan(model, blocks[:1], "absmax", confirm=blocks[1:], cost=0.05, draws=2)
     """
-    from outliers.metrics.measurement import records_along
     from outliers.quantization.convert import check_calibrated
+    from outliers.runs.loaded import measured
     from outliers.subjects.given import Given
     from outliers.text.blocks import sequences
 
@@ -172,4 +172,4 @@ def plan(
     cost = check_share("cost", cost)
     search = Search(searched, confirmed, under, better, cost, by, draws)
     check_search(search)
-    return plan_of(records_along(search_stages(search)), searched.name, cost, draws)
+    return plan_of(measured(searched, search_stages(search)), searched.name, cost, draws)

@@ -6,23 +6,12 @@ from numbers import Integral
 
 import numpy as np
 import pandas as pd
-import torch
 from scipy.stats import bootstrap
-from transformers import PreTrainedModel
 
-from outliers.criterion import ALPHA
 from outliers.errors import UserError, shown, unknown_name
-from outliers.metrics.perplexity import perplexities
-from outliers.metrics.top1 import top1_softmax
-from outliers.models.anatomy import attends, check_features, features_of
-from outliers.models.anatomy.examples import Block
-from outliers.models.anatomy.stack_views import stack_view
-from outliers.models.stream import apart
-from outliers.terminal.progress import expect_passes, with_bar
-from outliers.text.blocks import sequences
+from outliers.models.anatomy import check_features
 from outliers.tracing.result import STREAM
-from outliers.tracing.trace import trace
-from outliers.variants.ablated import METHODS, SEEDS, Ablated, Intervention, feature_means
+from outliers.variants.ablated import METHODS, SEEDS
 
 CONTROLS = range(10, 10_001)  # numbers of random draws: fewer give no interval, more no better one
 RESAMPLES = 10_000
@@ -110,79 +99,6 @@ def random_features(
 
 def _is_in(numbers: range, value: object) -> bool:
     return isinstance(value, Integral) and int(value) in numbers
-
-
-@with_bar
-def ablate(
-    model: PreTrainedModel,
-    blocks: Iterable[Block],
-    features: Iterable[int],
-    controls: int = CONTROLS.start,
-    seed: int = 0,
-    methods: Iterable[str] = ("zero",),
-    where: Iterable[str] = ("attn_in",),
-    alpha: float = ALPHA,
-    attention_mask: Iterable[torch.Tensor] | None = None,
-    stack: str | None = None,
-    *,
-    progress: bool | None = None,
-) -> pd.DataFrame:
-    """Return attention and perplexity of a model with features removed (LLM.int8(), section 4.2).
-
-    For the top-1 softmax probability, the features are changed in the input of the q/k/v projection of one layer at a
-    time. For perplexity, they are changed in the inputs of all layers at once, and the altered states propagate. The
-    model is not changed.
-
-    Args:
-        model: a causal language model, quantized or not.
-        blocks: token ids, int64 (blocks, T), or a list of (T,), sequences of any lengths.
-        features: dimensions of the residual stream, for example those of `trace(...).outlier_features()`.
-        controls: number of random draws of as many other features, 10 to 10,000.
-        seed: of the draws and of "shuffle"; 0 to 2⁶³ − 1.
-        methods: "zero" (the paper's), "mean" (over the text) and "shuffle" (over the positions of a sequence).
-        where: for perplexity, the inputs that are changed: "attn_in" (the paper's) and "ffn_in".
-        alpha: magnitude from which on a value is an outlier; controls exclude outlier features.
-        attention_mask: as for `outliers.perplexity`.
-        stack: for an encoder-decoder "encoder" or "decoder", in whose layers the features are removed.
-        progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
-
-    Returns:
-        One row per measurement: `subject` ("none", "outliers", "control", "single"), `method`, `features`, `draw`,
-            `top1_softmax`, if the model has attention, `perplexity`, and `damage`, the relative increase of perplexity.
-            `summary` condenses the table.
-
-    Raises:
-        UserError: there are no features, one is out of range, or there are too few others to draw controls from; a
-            method or a place is unknown; controls or seed are out of range; blocks do not fit the model, or the mask
-            does not fit them.
-
-    Example:
-        >>> measurements = outliers.ablate(model, blocks, features=[3])
-    """
-    model, blocks = apart(model), list(sequences(blocks, attention_mask))
-    features, methods, where = list(features), list(methods), list(where)
-    width = features_of(model)
-    plan(features, width, methods, controls, seed, where)  # reports mistakes before the text is traced
-    if (view := stack_view(model, stack)).cross:
-        raise UserError("the encoder's states in cross-attention cannot be ablated; expected 'encoder' or 'decoder'")
-    before = f"{view.written}." if stack else ""
-    traced = trace(model, blocks, STREAM, alpha, attention=False, stack=stack)
-    treatments = plan(features, width, methods, controls, seed, where, traced.outlier_features()["feature"])
-    expect_passes(len(blocks) * (len(treatments) + 1))  # for perplexities, and one for attention
-    means = feature_means(traced) if "mean" in methods else {}
-    interventions = [Intervention(treated.features, treated.method or "zero", seed, means) for treated in treatments]
-    values = {}
-    if attends(model.config):
-        in_attention = [Ablated(change, (f"{before}attn_in",)) for change in interventions]
-        values["top1_softmax"] = top1_softmax(model, blocks, in_attention, stack=stack)
-    in_places = [Ablated(change, tuple(f"{before}{role}" for role in where)) for change in interventions]
-    values["perplexity"] = perplexities(model, blocks, in_places)
-    return damages(
-        [
-            {**vars(treatment), **{metric: by_treatment[number] for metric, by_treatment in values.items()}}
-            for number, treatment in enumerate(treatments)
-        ]
-    )
 
 
 def damages(measurements: list[dict]) -> pd.DataFrame:

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import chain
-from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -12,11 +11,9 @@ from transformers import PreTrainedModel
 
 from outliers.models.variant import Variant
 from outliers.quantization.schemes import Scheme
-from outliers.show.value import grouped, with_paired_errors
-from outliers.subjects.cell import Cell, Stages, following
+from outliers.show.value import grouped
+from outliers.subjects.cell import Cell
 from outliers.subjects.model_cache import ModelCache, naming
-from outliers.terminal.forecaster import Steps
-from outliers.terminal.progress import Progress, taken
 
 FLOAT = 4  # bytes of a float32 number
 DIGITS = ".7g"  # format with the digits of float32
@@ -210,51 +207,3 @@ def bundles_of(cells: list[Cell]) -> Iterable[list[Cell]]:
     """Group cells that are measured together: by subject, measurement, and what they share."""
     groups = grouped(cells, lambda cell: (id(cell.subject), cell.metric.measurement)).values()
     return chain.from_iterable(grouped(alike, alike[0].metric.measurement.shared).values() for alike in groups)
-
-
-def records_of(cells: Iterable[Cell]) -> list[dict]:
-    """Measure cells of a loaded model, and return a flat dictionary per value, in the order of the cells."""
-    return records_along(stage for stage in [list(cells)])
-
-
-def records_along(stages: Stages) -> list[dict]:
-    """Measure stages of cells, some of which follow from the results of earlier ones; return dictionaries as
-    `records_of`."""
-    with taken() as bar:
-        return _records(stages, bar)
-
-
-def _records(stages: Stages, bar: Progress | None) -> list[dict]:
-    model_cache, records = ModelCache(bar if bar is not None else SimpleNamespace(update=_quiet, begin=_quiet)), []
-    cells = next(stages)
-    while cells:
-        values: dict[Cell, list[dict]] = {}
-        bundles = [(bundle, _steps(bundle)) for bundle in bundles_of(cells)]
-        for _, steps in bundles if bar is not None else ():
-            bar.expect(steps)
-        for bundle, steps in bundles:
-            measurement = bundle[0].metric.measurement
-            if bar is not None:
-                bar.enter(bar.desc.removesuffix(": "), steps)
-            end = 0 if bar is None else bar.n + steps.count
-            results = measurement.measure(model_cache, bundle, slice(0, len(bundle[0].subject.blocks)), {})
-            if bar is not None and bar.n < end:  # progress that the measurement did not report itself
-                bar.update(end - bar.n)
-            values |= {cell: measurement.values(cell, [result]) for cell, result in zip(bundle, results, strict=True)}
-        records += [_labels(cell) | value for cell in cells for value in values[cell]]
-        cells = following(stages, [SimpleNamespace(values=values[cell]) for cell in cells])
-    return with_paired_errors(records)
-
-
-def _steps(bundle: list[Cell]) -> Steps:
-    measurement = bundle[0].metric.measurement
-    kind = f"{type(measurement).__module__} {bundle[0].variant.name}"
-    return Steps(measurement.steps(bundle), kind=kind, cost=measurement.cost)
-
-
-def _labels(cell: Cell) -> dict:
-    return {"variant": cell.variant.name, **cell.variant.fields(), **cell.labels}
-
-
-def _quiet(_steps: int = 1) -> None:
-    """Ignore progress."""

@@ -191,11 +191,16 @@ def perplexity_of(losses: list[Loss]) -> float:
     large."""
     mean = mean_loss(losses)
     if not mean < LARGEST_LOSS:
-        raise BrokenModel(
-            f"the loss is {mean:,.0f} nats a token, whose exponential, the perplexity, is larger than any "
-            f"number (from {LARGEST_LOSS:.0f} on); expected a model that predicts: check its weights and dtype"
-        )
+        raise too_large(mean)
     return math.exp(mean)
+
+
+def too_large(mean: float) -> BrokenModel:
+    """Return the error for a mean loss in nats whose exponential is larger than any number."""
+    return BrokenModel(
+        f"the loss is {mean:,.0f} nats a token, whose exponential, the perplexity, is larger than any "
+        f"number (from {LARGEST_LOSS:.0f} on); expected a model that predicts: check its weights and dtype"
+    )
 
 
 def perplexity_value(metric: str, draws: Iterable[list[Loss]]) -> dict:

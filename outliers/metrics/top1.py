@@ -1,39 +1,12 @@
-"""The largest attention probability of each query, with and without some features."""
+"""The mean top-1 softmax probability: of the largest probability that a query gives to a key (LLM.int8(), 4.2)."""
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable
 
 import torch
-from transformers import PreTrainedModel
 
-from outliers.metrics.attention import AttentionComputation, Visits, attended
-from outliers.models.anatomy.stack_views import stack_view
-from outliers.models.stream import AS_IT_IS, Variant
+from outliers.metrics.attention import AttentionComputation, Visits
 from outliers.show import units
-from outliers.variants.ablated import Ablated, Intervention
-
-
-def top1_softmax(
-    model: PreTrainedModel,
-    blocks: Iterable[torch.Tensor],
-    interventions: Iterable[Intervention | Ablated] = (Intervention(()),),
-    variant: Variant = AS_IT_IS,
-    stack: str | None = None,
-) -> list[float]:
-    """Return the mean top-1 softmax probability of the attention under each intervention (LLM.int8(), section 4.2).
-
-    This is the mean over layers, heads, query positions and sequences of the largest probability that a query gives to
-    a key; each query counts alike, however long its sequence. An intervention changes the input of the q/k/v projection
-    in one layer at a time, an ablation the readers at its places; the next layers get the layer's unchanged output.
-    Only the probabilities of one layer are held at a time.
-
-    blocks: token ids, int64 (blocks, T), or any iterable of (T,). variant: a change of the whole model, such as a
-    scheme. stack: as for `outliers.trace`.
-    """
-    ablations = [change if isinstance(change, Ablated) else Ablated(change) for change in interventions]
-    results = attended(model, blocks, [(ablated, [COMPUTATION]) for ablated in ablations], variant)
-    return [by_view[stack_view(model, stack).name][1] for (by_view,) in results]
 
 
 def _measure(probabilities: torch.Tensor, _visible: torch.Tensor, _cross: bool) -> torch.Tensor:

@@ -10,11 +10,11 @@ import torch
 from scipy.stats import binom
 
 from outliers import UserError, load_model, perplexity, plant, trace
-from outliers.metrics.ablations import ablate, interval_of_mean, summary
-from outliers.metrics.top1 import top1_softmax
+from outliers.commands.ablate import ablate
+from outliers.metrics.ablations import interval_of_mean, summary
 from outliers.models.anatomy import anatomy_of, decoder_layers, layers_of, projections
 from outliers.variants.ablated import METHODS, Intervention
-from tests.small_models import inputs_of, make_model, padded, sample_blocks
+from tests.small_models import inputs_of, make_model, padded, sample_blocks, top1_softmax
 from tests.tracing.test_tracing import hooks
 
 

@@ -17,7 +17,6 @@ from outliers.criterion import OF_EVERY_STACK
 from outliers.metrics.agreement import AgreementReader
 from outliers.metrics.damages import damages_of
 from outliers.metrics.errors import block_errors
-from outliers.metrics.measurement import records_of
 from outliers.metrics.perplexity import perplexity, perplexity_of, read_logits, variant_losses
 from outliers.metrics.places import exchange_losses, exchanges
 from outliers.metrics.records import Errors, Inputs, Places
@@ -34,7 +33,7 @@ from outliers.text.blocks import load_text, tokens_hash
 from outliers.variants.draw import drawn
 from outliers.views.damage import damage_bars, damage_map, damage_section
 from tests.conftest import C4, needs_shared, needs_smollm2
-from tests.small_models import inputs_of, make_model, padded, sample_blocks
+from tests.small_models import inputs_of, make_model, padded, records_of, sample_blocks
 from tests.tracing.test_tracing import hooks
 
 ABSMAX = Quantized(SCHEMES["absmax"])

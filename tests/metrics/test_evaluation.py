@@ -14,11 +14,9 @@ from outliers import UserError, ablate, load_text, perplexities, perplexity, qua
 from outliers.metrics import states
 from outliers.metrics.latency import latency
 from outliers.metrics.layers import layer_by_layer
-from outliers.metrics.measurement import records_of
 from outliers.metrics.places import exchange_losses, exchanges
 from outliers.metrics.records import Agreement, Perplexity
 from outliers.metrics.states import MEASUREMENT as STATES
-from outliers.metrics.top1 import top1_softmax
 from outliers.models import head
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.anatomy.trust import check_found
@@ -31,7 +29,7 @@ from outliers.subjects.cell import Cell
 from outliers.subjects.given import Given
 from outliers.variants import draw
 from tests.conftest import C4, FIVE, STORIES, needs_shared
-from tests.small_models import make_model, padded
+from tests.small_models import make_model, padded, records_of, top1_softmax
 
 METRICS = (Perplexity(), Agreement())
 

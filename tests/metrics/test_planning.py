@@ -11,7 +11,6 @@ import torch
 import outliers
 from outliers import SCHEMES, Quantized, load_model, perplexity, plan, run
 from outliers.commands.plan import Planning
-from outliers.metrics.measurement import records_of
 from outliers.metrics.records import Perplexity
 from outliers.models.anatomy import projections
 from outliers.quantization.linear import stored_weight
@@ -34,7 +33,7 @@ from outliers.show.tables import measured_on
 from outliers.subjects.cell import Cell
 from outliers.subjects.given import Given
 from outliers.views.plan import kept_plan_section, plan_curve, plan_points
-from tests.small_models import sample_blocks
+from tests.small_models import records_of, sample_blocks
 
 MODEL = "pocket/gpt2-0.1m"
 BROKEN = ["transformer.h.1.mlp.c_proj"]  # the last one, whose output nothing quantized reads

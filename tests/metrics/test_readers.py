@@ -13,12 +13,11 @@ from outliers import Ablated, Intervention, load_model, plant, run, variant
 from outliers.commands.origins import Account
 from outliers.metrics import attention
 from outliers.metrics.sinks import COMPUTATION as SINKS
-from outliers.metrics.top1 import top1_softmax
 from outliers.runs.stages import readers as preset
 from outliers.views.account import account_section
 from outliers.views.origins import origins_section
 from tests.conftest import C4, needs_shared, needs_smollm2
-from tests.small_models import make_model, sample_blocks
+from tests.small_models import make_model, sample_blocks, top1_softmax
 from tests.views.shown import shown
 
 AS_IT_IS = Ablated(Intervention(()))

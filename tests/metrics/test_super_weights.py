@@ -12,10 +12,10 @@ from outliers.commands.origins import Account
 from outliers.criterion import SPIKE
 from outliers.errors import BrokenModel, UserError
 from outliers.metrics.candidates import candidates
-from outliers.metrics.measurement import records_along
 from outliers.metrics.records import Candidates
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.quantization.linear import stored_weight
+from outliers.runs.loaded import measured
 from outliers.runs.stages.super_weights import CONTROLLED, compared, scalings, search_stages, treatments
 from outliers.subjects.given import Given
 from outliers.variants.massive import Massive
@@ -56,7 +56,8 @@ def with_super_weight(case: str, seed: int):
 
 
 def section_of(model, blocks):
-    records = records_along(search_stages(Given(model, list(blocks))))
+    given = Given(model, list(blocks))
+    records = measured(given, search_stages(given))
     return account_section([record | {"model": "a/model"} for record in records])
 
 

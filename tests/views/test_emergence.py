@@ -13,7 +13,6 @@ from outliers.commands.ablate import Ablation
 from outliers.commands.emergence import Emergence
 from outliers.commands.trace import OneModel
 from outliers.criterion import OF_EVERY_STACK, PAPER
-from outliers.metrics.top1 import top1_softmax
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
 from outliers.runs.engine import Here
@@ -26,7 +25,7 @@ from outliers.tracing.table4 import table4_row, trace_row
 from outliers.tracing.trace import trace, traces
 from outliers.views.emergence import metric_of
 from tests.conftest import TIMES, lasting
-from tests.small_models import alter_weights, sample_blocks, trace_model
+from tests.small_models import alter_weights, sample_blocks, top1_softmax, trace_model
 
 TRACED = {"model": "pocket/gpt2-0.1m", "block": 64, "blocks": 6, "alpha": 3}
 

@@ -139,8 +139,8 @@ def readers(
     Example:
         >>> found = outliers.readers(model, blocks, features=[3], places=["q", "k"], controls=2)
     """
-    from outliers.metrics.measurement import records_of
     from outliers.models.anatomy import features_of
+    from outliers.runs.loaded import measured
     from outliers.subjects.given import Given
     from outliers.text.blocks import sequences
     from outliers.tracing.result import STREAM
@@ -151,7 +151,8 @@ def readers(
     _drawn(features, width, controls, seed, ())  # errors show before the text is traced
     outliers = trace(model, blocks, STREAM, attention=False).outlier_features()["feature"]
     drawn = _drawn(features, width, controls, seed, outliers)
-    return readings(records_of(_cells(Given(model, blocks), features, places, drawn))).drop(columns="increase")
+    given = Given(model, blocks)
+    return readings(measured(given, _cells(given, features, places, drawn))).drop(columns="increase")
 
 
 def readings(records: Iterable[dict]) -> "pd.DataFrame":

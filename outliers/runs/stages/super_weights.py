@@ -182,12 +182,12 @@ def super_weights(
     Example:
         >>> found = outliers.super_weights(model, blocks, controls=2)
     """
-    from outliers.metrics.measurement import records_along
+    from outliers.runs.loaded import measured
     from outliers.subjects.given import Given
     from outliers.text.blocks import sequences
 
-    stages = search_stages(Given(model, list(sequences(blocks, attention_mask))), controls=controls)
-    return compared(records_along(stages)).drop(columns="increase")
+    given = Given(model, list(sequences(blocks, attention_mask)))
+    return compared(measured(given, search_stages(given, controls=controls))).drop(columns="increase")
 
 
 def compared(records: Iterable[Mapping]) -> "pd.DataFrame":

@@ -1,0 +1,79 @@
+"""Run cells of a loaded model through the planner, for Python functions such as `outliers.damage`, without a folder."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from outliers.runs.engine import Here
+from outliers.runs.planner import Planner
+from outliers.runs.rows import Row
+from outliers.runs.run import records
+from outliers.subjects.cell import Cell, CellPlan, Stages, Task
+from outliers.subjects.given import Given
+from outliers.subjects.model_cache import ModelCache
+from outliers.terminal.forecaster import Steps
+from outliers.terminal.progress import taken
+
+
+class NoBar:
+    """A progress bar that shows nothing."""
+
+    n = total = 0
+    desc = ""
+
+    def __init__(self):
+        self.estimates: dict[str, Steps] = defaultdict(Steps)
+
+    def __getattr__(self, _name: str) -> Any:
+        return lambda *_arguments: None
+
+
+class NoRows:
+    """The rows of a run that neither finds nor keeps any."""
+
+    def find(self, _request: dict, _provenance: dict) -> None:
+        return None
+
+    def add(self, *_rows: Row) -> None:
+        pass
+
+
+class LoadedEngine(Here):
+    """An engine that raises the error of a task, and whose bar keeps the name of the Python function."""
+
+    def run(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Any]]:
+        for task in tasks:
+            self.bar.enter(self.bar.desc.removesuffix(": "), task.steps)
+            end = self.bar.n + task.steps.count
+            result = task.function(self.model_cache, task.subject, *task.arguments)
+            if end > self.bar.n:
+                self.bar.update(end - self.bar.n)
+            yield task, result
+
+
+class LoadedPlanner(Planner):
+    """A run of plans of loaded models, which fit in memory, where a cell that fails ends the run."""
+
+    def model_runs(self, *_plans: object) -> list:
+        return []
+
+    def _failed(self, failures: dict, *_others: object) -> dict:  # type: ignore[override]
+        for failure in failures.values():
+            raise failure
+        return {}
+
+
+def measured(subject: Given, cells: Iterable[Cell] | Stages) -> list[dict]:
+    """Return a flat dictionary for each value of some cells of a loaded model, in their order.
+
+    Args:
+        subject: the model with its blocks.
+        cells: the cells, or a generator of stages, some of which follow from the rows of earlier ones.
+
+    Raises:
+        UserError: as the measurements.
+    """
+    plan = CellPlan(subject, cells) if isinstance(cells, Iterator) else CellPlan.of(subject, cells)
+    with taken() as bar:
+        bar = NoBar() if bar is None else bar
+        return records(LoadedPlanner(NoRows(), LoadedEngine(bar, ModelCache()), bar, "").run([plan]))
