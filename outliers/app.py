@@ -6,7 +6,7 @@ import pkgutil
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -21,9 +21,6 @@ from outliers.models.names import WITH_ADAPTER
 from outliers.terminal import command as terminal
 from outliers.terminal.command import DryRun, Force, Models, Out, called, import_for_good, models_of, typed
 from outliers.terminal.options import options
-
-if TYPE_CHECKING:
-    from outliers.show.section import Section
 
 NO_OPTIONS = ("name", "shows", "model", "models", "recipe", "runs")  # arguments, or fields for files only
 OF_MODELS = ("models", "candidates")  # fields of an experiment that given models replace
@@ -134,7 +131,10 @@ def _specified(
 
         check_shown(experiment)
         return experiment
-    _check_flags(experiment_type, fields, places)
+    flags = [experiment_type.model_fields[field].title or field for field, value in fields.items() if value is True]
+    for place in places[1:] if flags else ():  # a missing file behind the models, as if it were the value of a flag
+        if re.search(r"\.[a-z]+$", place) and not os.path.exists(place):
+            raise UserError(f"--{flags[-1]} takes no value, got '{place}'; --out names the folder of its file")
     name_of_experiment = None
     if of_several and places and (behind or is_meant_as_experiment(places[0])):
         name_of_experiment, *places = places
@@ -155,14 +155,6 @@ def _specified(
     else:
         chosen = {} if name_of_experiment else command.instead(fields)
     return specify(name_of_experiment, chosen | fields, command.default, experiment_type)
-
-
-def _check_flags(experiment_type: type[Experiment], fields: dict, places: list[str]) -> None:
-    """Raise UserError if a missing file follows the models, as if it were the value of a flag."""
-    flags = [experiment_type.model_fields[field].title or field for field, value in fields.items() if value is True]
-    for place in places[1:] if flags else ():
-        if re.search(r"\.[a-z]+$", place) and not os.path.exists(place):
-            raise UserError(f"--{flags[-1]} takes no value, got '{place}'; --out names the folder of its file")
 
 
 def _measure(name: str, experiment: Experiment, out: Path | None, force: bool) -> None:
@@ -191,27 +183,22 @@ def _measure(name: str, experiment: Experiment, out: Path | None, force: bool) -
         bar.expect(RENDERING)
         rows = run(experiment, folder, force, model_cache, bar)
         check_any_measured(rows)
-        from outliers.show.write import files_of, write  # after the measurement, like the view
+        from outliers.show.section import Context, section_of  # after the measurement, like the view
+        from outliers.show.write import files_of, write
 
         with rendering(bar, experiment.name):
-            section = _section(experiment, folder, rows)
+            if experiment.view is None:
+                from outliers.paper.report import shown_section  # which imports all commands
+
+                section = shown_section(experiment, folder, rows)
+            else:
+                section = section_of(resolved(experiment.view), rows, Context(experiment, folder))
             show_page(folder, page_request(experiments))
             text = write(section, folder, typed(name))
     print(text)
     failed = any("failed" in row for row in rows)
     record_run(folder, experiments, None if failed else key, typed(name), [*files_of(section), PAGE], text)
     check_all_measured(rows)
-
-
-def _section(experiment: Experiment, folder: Path, rows: list[dict]) -> "Section":
-    """Show rows by the view of the experiment; if it has none, as its field `shows` says."""
-    if experiment.view is None:
-        from outliers.paper.report import shown_section  # which imports all commands
-
-        return shown_section(experiment, folder, rows)
-    from outliers.runs.run import show
-
-    return show(experiment, folder, rows)
 
 
 def _preview(experiment: Experiment, out: Path | None) -> None:

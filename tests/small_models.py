@@ -19,6 +19,7 @@ from outliers.metrics.attention import attended
 from outliers.metrics.records import Top1
 from outliers.models.anatomy.stack_views import stack_view
 from outliers.models.names import POCKET
+from outliers.models.variant import AS_IT_IS
 from outliers.models.weight_files import WEIGHTS
 from outliers.runs.loaded import measured
 from outliers.variants.ablated import Ablated, Intervention
@@ -48,10 +49,12 @@ def records_of(cells) -> list[dict]:
     return measured(cells[0].subject, cells)
 
 
-def top1_softmax(model, blocks, interventions=(Intervention(()),)) -> list[float]:
+def top1_softmax(model, blocks, interventions=None, variant=AS_IT_IS) -> list[float]:
     """The mean top-1 softmax probability under each intervention, in one layer at a time."""
-    ablations = [change if isinstance(change, Ablated) else Ablated(change) for change in interventions]
-    results = attended(model, blocks, [(ablated, [Top1().computation]) for ablated in ablations])
+    ablations = [
+        change if isinstance(change, Ablated) else Ablated(change) for change in interventions or [Intervention(())]
+    ]
+    results = attended(model, blocks, [(ablated, [Top1().computation]) for ablated in ablations], variant)
     return [by_view[stack_view(model, None).name][1] for (by_view,) in results]
 
 

@@ -16,7 +16,6 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
-    SerializationInfo,
     ValidationError,
     WrapValidator,
 )
@@ -48,11 +47,6 @@ def _text(value, as_string: Callable[[object], str]):
     """Return the name of a text in one line, or a user's own text, as `outliers.load_text` takes it, unchanged."""
     is_object = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Iterator))
     return value if is_object else _line(as_string(os.fspath(value) if isinstance(value, os.PathLike) else value))
-
-
-def _dump_text(value, info: SerializationInfo):
-    """Return a text for serialization: in JSON, a user's own text is represented by its label."""
-    return value if info.mode != "json" or isinstance(value, str) else text_label(value)
 
 
 def text_label(text) -> str:
@@ -184,7 +178,9 @@ File = Annotated[Line, OF_A_FILE]
 Revision = Annotated[
     Line | None, Field(description="Branch, tag or commit on the hub, or a checkpoint's folder in a local folder.")
 ]
-Text = Annotated[str, OF_A_FILE, WrapValidator(_text), PlainSerializer(_dump_text), Field(description=TEXT)]
+# In JSON, a user's own text is represented by its label.
+_LABEL = PlainSerializer(lambda text, info: text_label(text) if info.mode == "json" and type(text) is not str else text)
+Text = Annotated[str, OF_A_FILE, WrapValidator(_text), _LABEL, Field(description=TEXT)]
 Begin = Annotated[bool, Field(description="Begin each block with the model's own first token, as Gemma needs it.")]
 Threshold = Annotated[
     float,

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from outliers.config.experiment import Experiment
@@ -66,10 +66,17 @@ def validate(experiment: AnyExperiment) -> AnyExperiment:
     """
     known = () if experiment.with_weights else known_configs()
     for name, revision in experiment.checkpoints:
-        _check_no_scheme(name)
-        if name not in known:
-            fields = check_model(name, revision, experiment.with_weights)
-            _check_features(experiment.features or (), fields)
+        base = re.split("[=@+]", name)[0].lower()
+        if base in REMEDIES:
+            raise UserError(f"'{name}' stands where a model does; a remedy stands behind its scheme: absmax+{name}")
+        if base in SCHEMES:
+            raise UserError(f"'{name}' stands where a model does; schemes are one option: --scheme fp32,{name}")
+        if name in known:
+            continue
+        fields = check_model(name, revision, experiment.with_weights)
+        widths = {fields[name] for name in WIDTH if isinstance(fields.get(name), int)}
+        if experiment.features and len(widths) == 1 and max(experiment.features) >= min(widths):
+            raise no_such_feature(max(experiment.features), *widths)
     experiment.check()
     for text in (experiment.text, experiment.calibration):
         check_text(text)
@@ -77,15 +84,6 @@ def validate(experiment: AnyExperiment) -> AnyExperiment:
         if field in experiment.model_fields_set and getattr(experiment, field) and not acts(experiment):
             logger.info(f"--{field.replace('_', '-')} has no effect without {beside}")
     return experiment
-
-
-def _check_no_scheme(name: str) -> None:
-    """Raise UserError if a scheme or a remedy is written where a model belongs."""
-    base = re.split("[=@+]", name)[0].lower()
-    if base in REMEDIES:
-        raise UserError(f"'{name}' stands where a model does; a remedy stands behind its scheme: absmax+{name}")
-    if base in SCHEMES:
-        raise UserError(f"'{name}' stands where a model does; schemes are one option: --scheme fp32,{name}")
 
 
 def check_configs(names: Iterable[str]) -> None:
@@ -108,10 +106,3 @@ def check_model(name: str, revision: str | None = None, with_weights: bool = Tru
     if fields and with_weights:
         check_weights(fields, name, source.files)
     return fields
-
-
-def _check_features(features: Sequence[int], fields: dict) -> None:
-    """Raise UserError if a feature is beyond the width of the hidden states, where a configuration states it once."""
-    widths = {fields[name] for name in WIDTH if isinstance(fields.get(name), int)}
-    if features and len(widths) == 1 and max(features) >= min(widths):
-        raise no_such_feature(max(features), *widths)

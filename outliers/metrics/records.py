@@ -1,6 +1,5 @@
 """The records of metrics: the name, the parameters, the row fields and the measurement of each."""
 
-import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -24,6 +23,7 @@ from outliers.config.fields import (
     Several,
     Threshold,
     Tokens,
+    resolved,
 )
 from outliers.criterion import ALPHA, PAPER
 from outliers.errors import UserError
@@ -32,10 +32,6 @@ from outliers.models.pocket.ladder import CHECKPOINTS
 
 if TYPE_CHECKING:
     from outliers.metrics.measurement import Measurement
-
-
-def _object(file: str, name: str) -> Any:
-    return getattr(importlib.import_module(f"{__package__}.{file}"), name)
 
 
 class Metric(Checked):
@@ -69,7 +65,7 @@ class Metric(Checked):
 
     @property
     def measurement(self) -> "Measurement":
-        return self.measured_by or _object(self.home or self.name, "MEASUREMENT")
+        return self.measured_by or resolved(f"{__package__}.{self.home or self.name}:MEASUREMENT")
 
 
 class SharedPassMetric(Metric):
@@ -80,7 +76,7 @@ class SharedPassMetric(Metric):
     @property
     def computation(self) -> Any:
         """How the metric is computed from the pass: `COMPUTATION` of the file of its name, unless it is custom."""
-        return self.computed_by or _object(self.name, "COMPUTATION")
+        return self.computed_by or resolved(f"{__package__}.{self.name}:COMPUTATION")
 
 
 class StatesMetric(SharedPassMetric):

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from outliers.config.experiment import Experiment
 from outliers.errors import BadWeights, BrokenModel, EngineLost, MeasurementFailed, UserError
-from outliers.metrics.measurement import Measurement, MemoryNeeds, bundles_of
+from outliers.metrics.measurement import Measurement, bundles_of
 from outliers.models.names import full_name
 from outliers.quantization.schemes import BASELINE
 from outliers.runs.engine import Here, tried
 from outliers.runs.forecast import ModelRun, model_run_of
 from outliers.runs.reprint import is_here
 from outliers.runs.rows import Row, Rows
+from outliers.show.value import grouped
 from outliers.subjects.cell import Cell, CellPlan, NotMeasured, Subject, Task, following
 from outliers.subjects.model_cache import ModelCache, check_same_weights, naming
 from outliers.subjects.provenance import code_hash, environment, joined, measuring
@@ -83,19 +84,22 @@ class Planner:
                 for number, cells in list(waiting.items()):
                     new_rows = [rows[cell] for cell in cells]
                     rows_of_plans[number] += new_rows
-                    waiting[number] = _following(plans[number], new_rows)
+                    try:
+                        waiting[number] = following(plans[number].stages, new_rows)
+                    except NotMeasured as error:
+                        logger.warning(str(error))
+                        waiting[number] = []
                     self._estimate(plans[number], waiting[number])
                 waiting = {number: cells for number, cells in waiting.items() if cells}
         return list(chain.from_iterable(rows_of_plans))
 
     def model_runs(self, plans: Sequence[CellPlan], stages: Sequence[list[Cell]]) -> list[ModelRun]:
         """Return what models need in memory, for the engine to forecast, and remember the sizes of these models."""
-        needs = [
-            (plan.subject, memory_needs)
-            for plan, cells in zip(plans, stages, strict=True)
-            for memory_needs in memory_needs_of(cells)
-        ]
-        model_runs = [model_run_of(subject, memory_needs) for subject, memory_needs in needs if memory_needs]
+        model_runs = []
+        for plan, cells in zip(plans, stages, strict=True):
+            for measurement, group in grouped(cells, lambda cell: cell.metric.measurement).items():
+                if memory_needs := measurement.memory_needs(group):
+                    model_runs.append(model_run_of(plan.subject, memory_needs))
         self.sizes = {run.name: run.shape.weights for run in model_runs}
         return model_runs
 
@@ -234,7 +238,12 @@ class Planner:
 
         If a bundle fails, each half of it is tried by itself.
         """
-        parts = [self._parts(bundle, len(bundles)) for bundle in bundles]
+        parts = [
+            self.engine.parts(len(bundle[0].subject.blocks), len(bundles))
+            if bundle[0].metric.measurement.splits
+            else [slice(0, len(bundle[0].subject.blocks))]
+            for bundle in bundles
+        ]
         tasks = [
             task
             for number, bundle in enumerate(bundles)
@@ -269,11 +278,15 @@ class Planner:
         """
         steps, blocks = self.steps(bundle), len(bundle[0].subject.blocks)
         ends = [(round(steps.count * part.start / blocks), round(steps.count * part.stop / blocks)) for part in parts]
-        shares = [steps._replace(count=end - start) for start, end in ends]
-        return [
-            Task(_name(bundle, part), measure_cells, bundle[0].subject, (bundle, part, provenance), share, number)
-            for part, share in zip(parts, shares, strict=True)
-        ]
+        names = list(dict.fromkeys(cell.name for cell in bundle))
+        named = ", ".join([*names[:NAMED], *([f"{len(names) - NAMED} more"] if len(names) > NAMED else [])])
+        tasks = []
+        for part, (start, end) in zip(parts, ends, strict=True):
+            splits = bundle[0].metric.measurement.splits
+            name = f"{named}, blocks {part.start} to {part.stop - 1}" if splits else named
+            share, arguments = steps._replace(count=end - start), (bundle, part, provenance)
+            tasks.append(Task(name, measure_cells, bundle[0].subject, arguments, share, number))
+        return tasks
 
     def steps(self, bundle: list[Cell]) -> Steps:
         """Return the steps of the progress bar for a bundle of cells.
@@ -349,10 +362,6 @@ class Planner:
                 raise result
             yield task, result
 
-    def _parts(self, bundle: list[Cell], count: int) -> list[slice]:
-        blocks = len(bundle[0].subject.blocks)
-        return self.engine.parts(blocks, count) if bundle[0].metric.measurement.splits else [slice(0, blocks)]
-
     def _rows(self, bundle: list[Cell], parts: list[tuple], provenance: dict[Cell, dict]) -> Outcomes:
         """Return the rows or failures of a bundle of cells, and add the weights hash of a streamed model to the
         provenance."""
@@ -373,7 +382,10 @@ class Planner:
         results, _, spent = zip(*parts, strict=True)
         with naming(cell.subject.name, cell.variant.name):
             values = cell.metric.measurement.values(cell, [result for (result,) in results])
-            _check_finite(values)
+            for value in values:
+                for name, number in value.items():
+                    if isinstance(number, float) and not math.isfinite(number):
+                        raise BrokenModel(f"'{name}' of {value['metric']} is {number}; expected finite numbers")
         run = {"experiment": self.experiment, **_run_part(cell, joined(list(spent)))}
         return Row(request=cell.request, provenance=provenance[cell], values=values, run=run)
 
@@ -409,37 +421,6 @@ def estimated_steps(experiment: Experiment) -> Steps:
     count = sum(part.count for part in steps)
     size = round(sum(part.work for part in steps) / count) - FIXED if count else 0
     return Steps(count, size)
-
-
-def _following(plan: CellPlan, rows: list[Row]) -> list[Cell]:
-    """Return the next cells of a plan after some rows; none, with a warning, if these rows failed."""
-    try:
-        return following(plan.stages, rows)
-    except NotMeasured as error:
-        logger.warning(str(error))
-        return []
-
-
-def _check_finite(values: list[dict]) -> None:
-    """Raise BrokenModel if a value of a row is not a finite number."""
-    for value in values:
-        for name, number in value.items():
-            if isinstance(number, float) and not math.isfinite(number):
-                raise BrokenModel(f"'{name}' of {value['metric']} is {number}; expected finite numbers")
-
-
-def memory_needs_of(cells: list[Cell]) -> Iterable[MemoryNeeds | None]:
-    """Yield what each measurement of some cells of a subject keeps in memory."""
-    by_measurement: dict[Measurement, list[Cell]] = defaultdict(list)
-    for cell in cells:
-        by_measurement[cell.metric.measurement].append(cell)
-    return (measurement.memory_needs(group) for measurement, group in by_measurement.items())
-
-
-def _name(bundle: list[Cell], part: slice) -> str:
-    names = list(dict.fromkeys(cell.name for cell in bundle))
-    what = ", ".join([*names[:NAMED], *([f"{len(names) - NAMED} more"] if len(names) > NAMED else [])])
-    return f"{what}, blocks {part.start} to {part.stop - 1}" if bundle[0].metric.measurement.splits else what
 
 
 def _shared_key(cell: Cell, provenance: dict) -> str:

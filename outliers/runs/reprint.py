@@ -71,7 +71,13 @@ def _key(command: str, experiment: Experiment | None, *files: Path) -> str:
 def _files_named(experiment: Experiment) -> list[Path]:
     # a folder that has the name of a text is not that text
     files = [Path(name) for name in names_in(experiment, OF_A_FILE) if name not in TEXTS and Path(name).exists()]
-    return files + [file for name in names_in(experiment, OF_A_MODEL) for file in _files_of(local_place(name))]
+    for place in filter(None, map(local_place, names_in(experiment, OF_A_MODEL))):
+        # of a folder its files and those of its checkpoints, which are folders inside it; others may have results
+        folders = [place, *(config.parent for config in place.glob(f"*/{CONFIG}"))]
+        files += (
+            [place] if place.is_file() else [one for folder in folders for one in folder.iterdir() if one.is_file()]
+        )
+    return files
 
 
 def page_request(experiments: Iterable[Experiment]) -> str:
@@ -95,8 +101,12 @@ def names_in(value: object, mark: str) -> Iterator[str]:
     """
     if isinstance(value, BaseModel):
         for name, field in type(value).model_fields.items():
-            marked = mark in field.metadata or _is_marked(field.annotation, mark)
-            yield from _words(getattr(value, name)) if marked else names_in(getattr(value, name), mark)
+            entries = getattr(value, name)
+            if mark in field.metadata or _is_marked(field.annotation, mark):
+                entries = entries if isinstance(entries, list) else [entries]
+                yield from (str(entry) for entry in entries if isinstance(entry, (str, Path)))
+            else:
+                yield from names_in(entries, mark)
     elif isinstance(value, (list, tuple, dict)):
         for entry in value.values() if isinstance(value, dict) else value:
             yield from names_in(entry, mark)
@@ -151,7 +161,12 @@ def record_run(
         text: what was printed.
     """
     here = key is not None and all(map(is_here, experiments))
-    wrote, files = list(wrote), _stamps_of_run(folder)
+    inside = (Path(name).relative_to(folder) for name in _stamps(folder))
+    wrote, files = list(wrote), {str(file): _stamp(folder / file) for file in inside if file.parts[0] != EARLIER}
+    others = sorted(files.keys() - {*wrote, ROWS})
+    trace = next((name for name in others if name.startswith(f"{STEM}.")), None)
+    about = trace and about_of(folder / trace)
+    names = [trace, *(name for name in others if name != trace)]  # of the trace, and of files derived from it
     record = {
         "request": page_request(experiments),
         "key": key if here else None,
@@ -159,18 +174,11 @@ def record_run(
         "named": _stamps(*(file for experiment in experiments for file in _files_named(experiment))) if here else {},
         "wrote": wrote,
         "files": files,
-        "trace": _trace_in(folder, sorted(files.keys() - {*wrote, ROWS})),
+        "trace": {"request": request_of(about), "names": names} if about else None,
         "printed": text,
     }
     write_whole(folder / FILE, json.dumps(record))
     show_page(folder, record["request"])
-
-
-def _trace_in(folder: Path, names: list[str]) -> dict | None:
-    """Return the request of the trace in a folder, and the names of its file and of those derived from it."""
-    file = next((name for name in names if name.startswith(f"{STEM}.")), None)
-    about = file and about_of(folder / file)
-    return {"request": request_of(about), "names": [file, *(name for name in names if name != file)]} if about else None
 
 
 def _earlier(folder: Path) -> list[Path]:
@@ -200,35 +208,23 @@ def _read(folder: Path) -> dict:
         return {}
 
 
-def _stamps_of_run(folder: Path) -> dict[str, list]:
-    """Return a stamp of each file in a folder by its relative path, without those of earlier requests."""
-    files = (Path(name).relative_to(folder) for name in _stamps(folder))
-    return {str(name): _stamp(folder / name) for name in files if name.parts[0] != EARLIER}
-
-
 def _stamp(file: Path, size: int | None = None) -> list:
     """Return the size of a file, with its modification time or a hash.
 
     Other requests append to rows, so only their first bytes are hashed. Of a page everything but the links is.
     """
     if file.name == ROWS:
-        return _hash_of_start(file, size)
+        digest, left = hashlib.sha256(), file.stat().st_size if size is None else size
+        begun = left
+        with open(file, "rb") as content:  # in pieces, for it may have gigabytes
+            while piece := content.read(min(left, PIECE)):
+                digest.update(piece)
+                left -= len(piece)
+        return [begun - left, digest.hexdigest()]
     if file.name == PAGE:
         content = OTHERS.sub("", file.read_text("utf-8")).encode()
         return [len(content), hashlib.sha256(content).hexdigest()]
     return [file.stat().st_size, file.stat().st_mtime_ns]
-
-
-def _hash_of_start(file: Path, size: int | None) -> list:
-    """Return how many bytes a file has, at most `size`, and their hash; it may have gigabytes, so it is read in
-    pieces."""
-    digest, left = hashlib.sha256(), file.stat().st_size if size is None else size
-    begun = left
-    with open(file, "rb") as content:
-        while piece := content.read(min(left, PIECE)):
-            digest.update(piece)
-            left -= len(piece)
-    return [begun - left, digest.hexdigest()]
 
 
 def _is_there(folder: Path, record: dict) -> bool:
@@ -247,23 +243,6 @@ def _is_there(folder: Path, record: dict) -> bool:
     except OSError:
         return False
     return True
-
-
-def _words(value: object) -> Iterator[str]:
-    for entry in value if isinstance(value, list) else [value]:
-        if isinstance(entry, (str, Path)):
-            yield str(entry)
-
-
-def _files_of(place: Path | None) -> list[Path]:
-    """Return the files of a model and of its checkpoints, which are folders inside it.
-
-    Other folders are left out, for results may be there.
-    """
-    if place is None or place.is_file():
-        return [place] if place else []
-    folders = [place, *(config.parent for config in place.glob(f"*/{CONFIG}"))]
-    return [file for folder in folders for file in folder.iterdir() if file.is_file()]
 
 
 def _stamps(*places: Path) -> dict[str, list[int]]:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 from pydantic_core import to_json
 
@@ -156,7 +156,11 @@ def index(folder: Path) -> Callable[[dict], list[Row]]:
     def find(request: dict) -> list[Row]:
         found = places.get(_digest(part_key(request)), [])
         with open(folder / FILE, "rb") if found else contextlib.nullcontext() as file:
-            return [Row.read(_line_at(file, place)) for place in found]
+            found_rows = []
+            for place in found:
+                file.seek(place)
+                found_rows.append(Row.read(file.readline().removeprefix(codecs.BOM_UTF8)))
+            return found_rows
 
     return find
 
@@ -185,11 +189,6 @@ def _last(folder: Path, kept: Callable[[Row, int], Kept]) -> dict[bytes, Kept]:
 
 def _digest(content: bytes) -> bytes:
     return blake2b(content, digest_size=DIGEST).digest()
-
-
-def _line_at(file: BinaryIO, place: int) -> bytes:
-    file.seek(place)
-    return file.readline().removeprefix(codecs.BOM_UTF8)
 
 
 def _read(path: Path) -> Iterator[tuple[int, bytes, Row | None]]:

@@ -3,7 +3,7 @@
 import importlib.util
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -14,12 +14,10 @@ from outliers.errors import CellsFailed, EngineLost, UserError
 from outliers.models.names import check_alone
 from outliers.runs.free import check_room_for_imports
 from outliers.runs.rows import Row, Rows, index
-from outliers.subjects.cell import Cell, CellPlan, following
+from outliers.subjects.cell import CellPlan, following
 from outliers.terminal.forecaster import RENDERING, Steps
 
 if TYPE_CHECKING:
-    from outliers.runs.cluster import Cluster
-    from outliers.runs.engine import Here
     from outliers.show.section import Section
     from outliers.subjects.model_cache import ModelCache
     from outliers.terminal.progress import Progress
@@ -60,7 +58,8 @@ def run(
         >>> rows = outliers.run(outliers.Cells(models=["pocket/gpt2-0.1m"], metrics=["top1"], block=64, blocks=2))
     """
     check_room_for_imports()
-    from outliers.runs.planner import Planner  # late, for it imports torch, which redrawing does not need
+    from outliers.runs.engine import Here  # late, for they import torch, which redrawing does not need
+    from outliers.runs.planner import Planner
     from outliers.subjects.model_cache import ModelCache
     from outliers.terminal.progress import Progress
 
@@ -69,10 +68,12 @@ def run(
     if bar is not None:  # a bar without steps is falsy
         bar.estimate(Steps(kind=of_all(experiment)))  # a better estimate replaces the first one
     plans = prepared(experiment)
+    if on_cluster := experiment.engine == "ray":
+        from outliers.runs.cluster import Cluster
     with (
         Rows(Path(out or experiment.folder)) as rows,
         Progress(0) if bar is None else nullcontext(bar) as bar,
-        _engine(experiment, bar, model_cache) as engine,
+        Cluster(experiment, bar) if on_cluster else nullcontext(Here(bar, model_cache)) as engine,
     ):
         if experiment.model:
             _check_alone(experiment, rows)
@@ -119,9 +120,13 @@ def prepared(experiment: Experiment) -> list[CellPlan]:
 
     Mistakes in them show here, before a folder is made.
     """
-    plans = [plan for plan in experiment.plans() if _is_possible(plan)]
-    for plan in plans:
-        plan.subject.prepare()
+    plans = []
+    for plan in experiment.plans():
+        if plan.package is None or importlib.util.find_spec(plan.package):
+            plan.subject.prepare()
+            plans.append(plan)
+        else:
+            logger.info(f"{plan.package} is not installed (pip install 'outliers[peers]'); this run goes on without it")
     return plans
 
 
@@ -136,18 +141,6 @@ def fitted(experiment: Experiment, out: str | Path | None, force: bool, model_ca
             run(short, folder, model_cache=model_cache)
 
     return fit(experiment, Path(out or experiment.folder), force, measure)
-
-
-def _engine(
-    experiment: Experiment, bar: "Progress", model_cache: "ModelCache"
-) -> "AbstractContextManager[Here | Cluster]":
-    if experiment.engine == "ray":
-        from outliers.runs.cluster import Cluster
-
-        return Cluster(experiment, bar)
-    from outliers.runs.engine import Here
-
-    return nullcontext(Here(bar, model_cache))
 
 
 @contextmanager
@@ -180,13 +173,6 @@ def _check_alone(experiment: Experiment, rows: Rows) -> None:
     for command, *place in rows.subjects:
         if place[0] and command in (experiment.name, *OF_ONE_MODEL):
             check_alone(rows.folder, place, (experiment.model, experiment.revision))
-
-
-def _is_possible(plan: CellPlan) -> bool:
-    if plan.package is None or importlib.util.find_spec(plan.package):
-        return True
-    logger.info(f"{plan.package} is not installed (pip install 'outliers[peers]'); this run goes on without it")
-    return False
 
 
 def records(rows: Iterable[Row]) -> list[dict]:
@@ -229,7 +215,13 @@ def rows_of(experiment: Experiment, find: Callable[[dict], list[Row]]) -> list[R
     for plan in experiment.plans():
         rows_of_plan, cells = [], next(plan.stages)
         while cells:
-            stage_rows = [_last_of(cell, find(cell.request), command) for cell in cells]
+            stage_rows = []
+            for cell in cells:
+                rows = sorted(find(cell.request), key=lambda row: row.run.get("experiment") == command)
+                last = next((row for row in reversed(rows) if cell.labels.items() <= row.provenance.items()), None)
+                needs = {*cell.subject.needs, *cell.metric.needs}  # fields that views need, which old rows may lack
+                whole = last and all(needs <= {*last.provenance, *value} for value in last.values)
+                stage_rows.append(last if whole else None)
             rows_of_plan = [*rows_of_plan, *filter(None, stage_rows)] if any(stage_rows) else []
             try:
                 cells = following(plan.stages, stage_rows) if all(stage_rows) else []
@@ -237,11 +229,3 @@ def rows_of(experiment: Experiment, find: Callable[[dict], list[Row]]) -> list[R
                 rows_of_plan, cells = [], []
         rows_in_order += rows_of_plan
     return rows_in_order
-
-
-def _last_of(cell: Cell, rows: list[Row], command: str) -> Row | None:
-    """Return the last row that belongs to a cell, of rows of its request, if it has the fields that views need."""
-    rows = sorted(rows, key=lambda row: row.run.get("experiment") == command)
-    last = next((row for row in reversed(rows) if cell.labels.items() <= row.provenance.items()), None)
-    needs = {*cell.subject.needs, *cell.metric.needs}
-    return last if last and all(needs <= {*last.provenance, *value} for value in last.values) else None

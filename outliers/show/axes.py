@@ -97,13 +97,10 @@ def _linear_near_0(axes: Axes, values: Sequence[float], linear: float, label: st
     ticks = sorted([0, *ticks])
     axes.yaxis.set_major_locator(FixedLocator(ticks))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_yticks(ticks, [_signed(tick) if tick else "0" for tick in ticks])
+    labels = [f"{tick:+,.0f}" if abs(tick) > 10_000 else f"{tick:+g}" if tick else "0" for tick in ticks]
+    axes.set_yticks(ticks, [label.replace("-", "−") for label in labels])
     axes.set_ylim(min(2 * min(values), -linear), 2 * max(*values, linear))
     axes.set_ylabel(f"{label}, linear within ±{linear:g}")
-
-
-def _signed(tick: float) -> str:
-    return f"{tick:+,.0f}" if abs(tick) > 10_000 else f"{tick:+g}".replace("-", "−")
 
 
 def plot_costs(

@@ -56,7 +56,9 @@ def page(title: str, sections: list[Section], command: str) -> str:
     command: what a person types to repeat the run.
     """
     rows = [row for section in sections for row in section.rows]
-    opening = _opening(sections)
+    # the findings at the top, each with its section's number: the first of every section, then the second of each
+    numbered = ([(number, claim) for claim in section.findings] for number, section in enumerate(sections))
+    opening = [finding for findings in zip_longest(*numbered) for finding in findings if finding][:FINDINGS]
     samples = [measured_on(section.rows) for section in sections]
     differ = len(set(filter(None, samples))) > 1  # then a quantity may have several values on the page
     fields = [
@@ -81,13 +83,6 @@ def page(title: str, sections: list[Section], command: str) -> str:
         command=command,
         provenance=[_html(table, table.name) for table in (provenance(rows), models(rows)) if table],
     )
-
-
-def _opening(sections: list[Section]) -> list[tuple[int, Finding]]:
-    """Choose the findings at the top of the page, each with its section's number: the first of every section, then the
-    second of each."""
-    rounds = zip_longest(*([(number, claim) for claim in section.findings] for number, section in enumerate(sections)))
-    return [finding for findings in rounds for finding in findings if finding][:FINDINGS]
 
 
 def _take_first_drawing(section: dict) -> dict | None:

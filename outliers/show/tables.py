@@ -111,12 +111,12 @@ class Table(NamedTuple):
     @property
     def _columns(self) -> list["Column"]:
         text = self.headers[: self.names] if isinstance(self.names, int) else self.names
-        columns = zip(self.headers, *self.cells, strict=True)
-        sides = ["left" if header in text else "right" for header in self.headers]
-        return [
-            Column(side, [header, *(cells if side == "left" else map(_with_minus, cells))])
-            for side, (header, *cells) in zip(sides, columns, strict=True)
-        ]
+        columns = []
+        for header, *cells in zip(self.headers, *self.cells, strict=True):
+            if header not in text:  # the minus of a number is a sign, and there is none before a zero
+                cells = [NEGATIVE.sub("−", ZERO.sub("", cell)) for cell in cells]
+            columns.append(Column("left" if header in text else "right", [header, *cells]))
+        return columns
 
     def with_failed(self, rows: Iterable[Mapping]) -> tuple["Table", list[Mapping]]:
         """Add a line for each failed row whose subject has none, in which all other cells say that it failed; return
@@ -239,11 +239,6 @@ def _parts(columns: Sequence[Column], width: int) -> Iterable[Sequence[Column]]:
             part = []
         part.append(column)
     yield [*names, *part]
-
-
-def _with_minus(cell: str) -> str:
-    """Write the minus of a number as a sign, and none before a zero."""
-    return NEGATIVE.sub("−", ZERO.sub("", cell))
 
 
 def _filled(form: str, row: Mapping) -> str:

@@ -168,16 +168,15 @@ def _pairs_of(row: Mapping, name: str) -> Pairs | None:
     counts = {"value": "unit_counts", BITS: "unit_bytes"}.get(name)
     if counts is None or not any(row.get(counts, ())):
         return None
-    slope = 1 / math.log(2) if name == BITS else _slope(row)
+    slope = 1.0  # the derivative of the value by the mean over its units
+    if name == BITS:
+        slope = 1 / math.log(2)
+    elif row["metric"].startswith(TOTALS):
+        slope = math.fsum(row["unit_counts"])
+    elif is_perplexity(row["metric"]):
+        slope = row["value"]
     text = row.get("tokens_hash", row.get("documents_hash", ""))
     return Pairs(text, tuple(residuals(row["unit_sums"], row[counts], slope)))
-
-
-def _slope(row: Mapping) -> float:
-    """Return the derivative of a row's value by the mean over its units."""
-    if row["metric"].startswith(TOTALS):
-        return math.fsum(row["unit_counts"])
-    return row["value"] if is_perplexity(row["metric"]) else 1
 
 
 def is_perplexity(metric: str) -> bool:

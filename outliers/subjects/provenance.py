@@ -117,7 +117,12 @@ class Spent:
 
     def see(self) -> None:
         """Update the peak memory with the high-water marks since their last reset."""
-        now = _peaks(self.device, self.sampled)
+        if _gpus(self.device):  # a model that is spread over all names the first one as its device
+            now = [torch.cuda.max_memory_allocated(number) for number in range(torch.cuda.device_count())]
+        elif self.sampled:
+            now = [psutil.Process().memory_info().rss]
+        else:
+            now = [int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024]
         self.peaks = list(map(max, now, self.peaks or now))
 
 
@@ -184,15 +189,6 @@ def _reset() -> bool:
     except OSError:  # not Linux, or forbidden in a container
         return False
     return True
-
-
-def _peaks(device: str | torch.device, sampled: bool) -> list[int]:
-    """Return the most bytes that torch held on each GPU, or that this process had resident, since the last reset."""
-    if _gpus(device):  # a model that is spread over all names the first one as its device
-        return [torch.cuda.max_memory_allocated(number) for number in range(torch.cuda.device_count())]
-    if sampled:
-        return [psutil.Process().memory_info().rss]
-    return [int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024]
 
 
 def _sample(spent: Spent, over: threading.Event) -> None:

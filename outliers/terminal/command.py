@@ -45,7 +45,11 @@ def run(command) -> None:
         for name in NOISY:
             logging.getLogger(name).setLevel(logging.ERROR)
         warnings.showwarning = lambda message, *_place: logger.warning(f"warning: {message}")
-        _check_text(sys.argv[1:])
+        for argument in sys.argv[1:]:
+            if not argument:
+                raise UserError("an argument is empty (''); expected a value, or leave its option out")
+            if not is_line(argument):
+                raise UserError(f"argument '{argument}' holds bytes that are no text; expected UTF-8 in one line")
         app_of(command)(prog_name=shlex.join(called(command.__name__)), standalone_mode=False)
 
 
@@ -88,15 +92,6 @@ def answering() -> Iterator[None]:
         except UserError as error:
             say(f"error: {error}")
             sys.exit(error.code)
-
-
-def _check_text(arguments: list[str]) -> None:
-    """Raise UserError for an argument that is empty, as of an unset variable, or that is no text."""
-    for argument in arguments:
-        if not argument:
-            raise UserError("an argument is empty (''); expected a value, or leave its option out")
-        if not is_line(argument):
-            raise UserError(f"argument '{argument}' holds bytes that are no text; expected UTF-8 in one line")
 
 
 def _answered(command: Callable) -> Callable:

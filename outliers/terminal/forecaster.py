@@ -115,7 +115,8 @@ class Forecaster:
             step: unfinished work of that step.
             since: seconds since work was last finished.
         """
-        if not self._is_ready():
+        taken = sum(mark.seconds for mark in self.marks[1:])  # the first one includes loading a model
+        if taken < (SOON if len(self.marks) >= SEVERAL else LONG):
             return None
         counted = self._counted()  # once: while a thread that draws asks, another may finish steps
         rates = _rates(counted)
@@ -146,10 +147,6 @@ class Forecaster:
         gone = min(since, busy * step * paces[working].expected / share)
         expected = max(0.0, expected - gone)
         return Left(expected, expected / factor, expected * factor) if factor**2 <= WIDEST else None
-
-    def _is_ready(self) -> bool:
-        taken = sum(mark.seconds for mark in self.marks[1:])  # the first one includes loading a model
-        return taken >= (SOON if len(self.marks) >= SEVERAL else LONG)
 
     def _counted(self) -> list[Mark]:
         """Return the marks that determine the pace: those since the workers share the work, or all but the first step.

@@ -27,21 +27,18 @@ def options(experiment_type: type[BaseModel], without: Iterable[str] = ()) -> di
 
 
 def _option(name: str, field: FieldInfo) -> Any:
-    called, typed = (field.title or name).replace("_", "-"), _typed(field)
-    several = typed == list[str]
-    names = dict.fromkeys([re.sub("(?<=[nt]ch)es$|s$", "", called), called] if several else [called])
-    metavar = "A,B,…" if several else NUMBERS.get(typed)
-    option = Option(*(f"--{spelling}" for spelling in names), help=_help(field), metavar=metavar)
-    return Annotated[(str if typed in NUMBERS else typed) | None, option]
-
-
-def _typed(field: FieldInfo) -> type:
-    """Return the type of an option: int, float, bool, list[str] or str."""
-    read = any(isinstance(check, BeforeValidator) and check.json_schema_input_type is str for check in field.metadata)
-    annotation = str if read else _plain(field.annotation)
+    """Return the annotation of an option: its type, which is int, float, bool, list[str] or str, spellings and help."""
+    called = (field.title or name).replace("_", "-")
+    parsed = any(isinstance(check, BeforeValidator) and check.json_schema_input_type is str for check in field.metadata)
+    annotation = str if parsed else _plain(field.annotation)
     if get_origin(annotation) is list:
-        return list[str]
-    return annotation if annotation in (bool, int, float) else str
+        names = dict.fromkeys([re.sub("(?<=[nt]ch)es$|s$", "", called), called])
+        typed, metavar = list[str], "A,B,…"
+    else:
+        names = {called: None}
+        typed, metavar = bool if annotation is bool else str, NUMBERS.get(annotation)
+    option = Option(*(f"--{spelling}" for spelling in names), help=_help(field), metavar=metavar)
+    return Annotated[typed | None, option]
 
 
 def _plain(annotation: Any) -> Any:

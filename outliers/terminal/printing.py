@@ -41,7 +41,14 @@ def printing() -> Iterator[None]:
     Exit with 1, silently, if the reader of standard output has gone, as under `| head`, and with 2 and one line if it
     cannot be written.
     """
-    _open_what_is_closed()
+    # A closed stdout or stderr (`>&-`) is opened to nowhere, so that no file of the run gets its number.
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            setattr(sys, name, open(number, "w"))  # noqa: SIM115, open until the process ends
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -72,14 +79,3 @@ def say(line: str) -> None:
     """Print a line to standard error; a closed one is ignored."""
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
-
-
-def _open_what_is_closed() -> None:
-    """Open a closed stdout or stderr (`>&-`) to nowhere, so that no file of the run gets its number."""
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            if nowhere != number:
-                os.dup2(nowhere, number)
-                os.close(nowhere)
-            setattr(sys, name, open(number, "w"))  # noqa: SIM115, open until the process ends

@@ -9,7 +9,6 @@ from accelerate import dispatch_model
 from accelerate.utils import modeling
 
 from outliers import UserError, load_int8, load_quantized, perplexity, quantize, save_quantized, trace
-from outliers.metrics.top1 import top1_softmax
 from outliers.models import load
 from outliers.models.anatomy import anatomy_of, projections
 from outliers.models.decoder import run_exchanged
@@ -20,7 +19,7 @@ from outliers.subjects import provenance
 from outliers.tracing.result import STREAM
 from outliers.variants.ablated import METHODS, Intervention
 from tests.pretend_devices import PretendDevices
-from tests.small_models import make_model, make_tokenizer
+from tests.small_models import make_model, make_tokenizer, top1_softmax
 
 GB = 10**9
 

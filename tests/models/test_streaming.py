@@ -31,7 +31,6 @@ from outliers.commands.damage import Damage
 from outliers.commands.emergence import Emergence
 from outliers.commands.trace import OneModel
 from outliers.metrics.perplexity import perplexities, perplexity
-from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import anatomy_of, decoder_layers, experts_of, layers_of, projections
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
@@ -44,7 +43,7 @@ from outliers.terminal.progress import Progress
 from tests.conftest import FIVE, lasting, slow_but
 from tests.gguf_files import save_gguf
 from tests.models.test_experts import made as mixture
-from tests.small_models import make_model, make_tokenizer, meanwhile
+from tests.small_models import make_model, make_tokenizer, meanwhile, top1_softmax
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from outliers.commands.damage import Damage
 from outliers.commands.latency import Latency
 from outliers.config.fields import FieldError
 from outliers.metrics.damages import damages_of
-from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import anatomy_of, decoder_layers, family_of
 from outliers.models.attention import attends
 from outliers.models.skeleton import skeleton
@@ -26,7 +25,7 @@ from outliers.quantization.convert import check_attends
 from outliers.quantization.products import Products
 from outliers.quantization.schemes import get_scheme
 from tests.conftest import slow_but
-from tests.small_models import make_model, make_tokenizer
+from tests.small_models import make_model, make_tokenizer, top1_softmax
 from tests.subjects.test_families import MASKED, SEQ2SEQ, VISION
 from tests.trainer.test_training import by_definition, largest
 from tests.typed import call

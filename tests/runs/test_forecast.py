@@ -37,7 +37,7 @@ from outliers.runs.forecast import (
 )
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.free import free_in_groups, free_memory
-from outliers.runs.planner import memory_needs_of
+from outliers.runs.planner import Planner
 from outliers.subjects.causal import Pretrained
 from outliers.terminal.amounts import duration, size
 from tests.conftest import CONFIGS, needs_smollm2
@@ -112,8 +112,8 @@ def share_forecast(spec: Experiment, rows: list[dict]) -> float:
     """How large the forecast of an experiment is, as a share of the memory that its rows needed."""
     (plan,) = spec.plans()
     plan.subject.prepare()
-    needs = [need_of(model_run_of(plan.subject, needs), MUCH).memory for needs in memory_needs_of(next(plan.stages))]
-    return max(needs) / max(row["peak_memory_bytes"] for row in rows)
+    model_runs = Planner(None, None, None, "").model_runs([plan], [next(plan.stages)])
+    return max(need_of(run, MUCH).memory for run in model_runs) / max(row["peak_memory_bytes"] for row in rows)
 
 
 @pytest.mark.parametrize("kind", SPECS)
@@ -181,8 +181,8 @@ def test_a_streamed_run_has_one_expert_of_a_layer_that_is_larger_than_its_memory
 def _kept(spec: Latency, scheme: str) -> MemoryNeeds:
     """What the times of all batches under a scheme keep."""
     (plan,) = spec.model_copy(update={"schemes": [scheme]}).plans()
-    (needs,) = memory_needs_of(next(plan.stages))
-    return needs
+    cells = next(plan.stages)
+    return cells[0].metric.measurement.memory_needs(cells)
 
 
 def test_a_generation_keeps_keys_and_values_and_codes_alone(opt):

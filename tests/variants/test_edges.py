@@ -7,14 +7,13 @@ import torch
 
 import outliers
 from outliers import Ablated, Intervention, quantize, trace, variant
-from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import anatomy_of, decoder_layers, readers
 from outliers.models.anatomy.parts import QKV, parts
 from outliers.models.hooks import attention_hooks, input_hooks
 from outliers.tracing.result import STREAM
 from outliers.variants.edges import EDGE_PLACES
 from tests.conftest import CONFIGS, FIVE, VARIANTS, in_turn
-from tests.small_models import make_model
+from tests.small_models import make_model, top1_softmax
 from tests.tracing.test_tracing import hooks
 
 FAST = [*FIVE, "gpt_neox", "phi3", "mixtral"]  # and those whose projections are parted in ways of their own

@@ -19,7 +19,6 @@ from outliers.commands.ablate import Ablation
 from outliers.commands.sweep import Experiment, sweep
 from outliers.criterion import OF_EVERY_STACK
 from outliers.metrics.perplexity import perplexities, perplexity
-from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model
 from outliers.models.stream import AS_IT_IS, stream_model
@@ -34,7 +33,7 @@ from outliers.variants.peer import Peer
 from outliers.variants.term import Weight
 from outliers.variants.unattended import Unattended
 from outliers.variants.weights import Scaled
-from tests.small_models import make_model, sample_blocks
+from tests.small_models import make_model, sample_blocks, top1_softmax
 from tests.tracing.test_tracing import hooks
 
 MODEL = "pocket/gpt2-0.1m"
