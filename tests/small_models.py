@@ -58,6 +58,11 @@ def top1_softmax(model, blocks, interventions=None, variant=AS_IT_IS) -> list[fl
     return [by_view[stack_view(model, None).name][1] for (by_view,) in results]
 
 
+def names_of(experiment) -> list[str]:
+    """The names of the schemes of an experiment."""
+    return [getattr(scheme, "name", scheme) for scheme in experiment.schemes]
+
+
 def make_tokenizer(size: int = 100):
     """A tokenizer of as many tokens: parts of words with and without a blank, delimiters, and the end of a text."""
     words = [" the", "The", ",", "\n", " a", "ing", "7", "'s", " (", "é"]

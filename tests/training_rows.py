@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from outliers.commands.training import Training
 from outliers.criterion import OF_EVERY_STACK
+from tests.small_models import names_of
 
 TABLE7 = {
     "16 bits": {},
@@ -50,7 +51,7 @@ def _of_run(spec: Training, name: str, seed: int, perplexity: float, largest: fl
         found = _watched(perplexity * recipe.steps / step, 1 + (largest - 1) * step / recipe.steps, spec.alpha)
         kept = found if step == recipe.steps else {k: v for k, v in found.items() if not k.startswith("kurtosis")}
         rows += [about | {"checkpoint": f"step-{step}", "metric": metric, "value": v} for metric, v in kept.items()]
-    for scheme, times in {"fp32": 1.0, **dict(zip(spec.schemes, (1.1, 1.01), strict=False))}.items():
+    for scheme, times in {"fp32": 1.0, **dict(zip(names_of(spec), (1.1, 1.01), strict=False))}.items():
         end = {"metric": f"perplexity.{scheme}", "value": times * perplexity, "standard_deviation": 0.001 * perplexity}
         rows.append(about | {"checkpoint": f"step-{recipe.steps}"} | end)
     return rows

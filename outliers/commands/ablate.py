@@ -64,7 +64,7 @@ class Ablation(Experiment):
 
     name: Name = "ablate"
     model: Model
-    scheme: OneScheme = Field(default=BASELINE, description="Scheme of the model.")
+    scheme: OneScheme = Field(default=BASELINE, validate_default=True, description="Scheme of the model.")
     skip: Skip = Field(default=[])
     features: Features | None = Field(
         default=None, description="Features, such as 3,17; by default the outlier features of a trace."
@@ -80,7 +80,7 @@ class Ablation(Experiment):
     )
 
     @property
-    def all_schemes(self) -> list[str | Scheme]:
+    def all_schemes(self) -> list[Scheme | str]:
         return [self.scheme]
 
     @property

@@ -54,7 +54,9 @@ class Damage(Experiment):
 
     name: Name = "damage"
     model: Model
-    schemes: Schemes = Field(default=["absmax", "llm.int8"], description="Schemes whose damage is measured.")
+    schemes: Schemes = Field(
+        default=["absmax", "llm.int8"], validate_default=True, description="Schemes whose damage is measured."
+    )
     caches: Annotated[list[Cache], Split, Once] = Field(
         default=[], description="Caches such as kv=int4; instead of schemes unless some are given."
     )

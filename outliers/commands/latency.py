@@ -28,6 +28,7 @@ class Latency(records.Generation, Experiment):
     models: Models
     schemes: SchemesAndPeer = Field(
         default=["fp32", "llm.int8"],
+        validate_default=True,
         description="Schemes as for a sweep, fp32 (no quantization), or bitsandbytes for the layers of that library.",
     )
     text: Text = "sample"

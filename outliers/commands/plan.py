@@ -63,7 +63,7 @@ class Planning(Experiment):
 
     name: Name = "plan"
     model: Model
-    scheme: OneScheme = Field(default="absmax", description="Scheme of all other projections.")
+    scheme: OneScheme = Field(default="absmax", validate_default=True, description="Scheme of all other projections.")
     cost: Annotated[float, Share] = Field(
         default=0.05, gt=0, le=100, allow_inf_nan=False, description="Largest increase of perplexity, such as 5%."
     )
@@ -81,7 +81,7 @@ class Planning(Experiment):
     )
 
     @property
-    def all_schemes(self) -> list[str | Scheme]:
+    def all_schemes(self) -> list[Scheme | str]:
         return [self.scheme]
 
     def plans(self) -> list[cell.CellPlan]:

@@ -10,7 +10,7 @@ from outliers.config.fields import Draws, Models, Name, Schemes
 from outliers.criterion import LOG_PERPLEXITY, PICTURES
 from outliers.errors import UserError
 from outliers.metrics.records import Accuracy, Agreement, Metric, Perplexity
-from outliers.quantization.schemes import BASELINE, TABLE1
+from outliers.quantization.schemes import BASELINE, TABLE1, get_scheme
 from outliers.runs.rows import Row
 from outliers.runs.run import run
 from outliers.subjects.causal import MaybeUnlabelled
@@ -36,6 +36,7 @@ class Sweep(experiment.Experiment):
     models: Models
     schemes: Schemes = Field(
         default=TABLE1,
+        validate_default=True,
         description="fp32 (no quantization), and any of docs/schemes.md, such as w4a8-g64 or mxfp4.",
     )
     draws: Draws = 1
@@ -47,9 +48,9 @@ class Sweep(experiment.Experiment):
 
 def _beside_baseline(experiment: Sweep) -> Sweep:
     """Put fp32 before schemes without it, for costs and their paired standard errors are relative to it."""
-    if BASELINE in [getattr(scheme, "name", scheme) for scheme in experiment.schemes]:
-        return experiment
-    return experiment.model_copy(update={"schemes": [BASELINE, *experiment.schemes]})
+    exact = get_scheme(BASELINE)
+    schemes = experiment.schemes if exact in experiment.schemes else [exact, *experiment.schemes]
+    return experiment.model_copy(update={"schemes": schemes})
 
 
 Experiment = Sweep  # its public name

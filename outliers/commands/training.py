@@ -58,7 +58,9 @@ class Training(Experiment):
         default=list(CHECKPOINTS), description="Steps after which outlier features are measured; and at the end."
     )
     schemes: Schemes = Field(
-        default=["absmax", "llm.int8"], description="Schemes under which the trained models are measured."
+        default=["absmax", "llm.int8"],
+        validate_default=True,
+        description="Schemes under which the trained models are measured.",
     )
     draws: Draws = 3
     work: Line = Field(default="build/training", description="Folder of checkpoints, from which stopped runs go on.")

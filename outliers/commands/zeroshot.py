@@ -22,7 +22,9 @@ class ZeroShot(Experiment):
     name: Name = "zeroshot"
     models: Models
     schemes: Schemes = Field(
-        default=["fp32", "absmax-vector", "llm.int8"], description="Schemes; fp32 is not quantized."
+        default=["fp32", "absmax-vector", "llm.int8"],
+        validate_default=True,
+        description="Schemes; fp32 is not quantized.",
     )
     tasks: Names = Field(
         default=["hellaswag", "piqa", "winogrande", "lambada_openai"],

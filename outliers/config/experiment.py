@@ -61,12 +61,9 @@ def _share(attention: str) -> str:
     return "attention" if percent is None else f"attention={float(percent) / 100:.12g}"
 
 
-def _remedied(scheme: str | Scheme, written: str) -> str | Scheme:
-    """Return a scheme with a remedy added; the scheme of another library unchanged."""
-    if scheme == PEER or not written:
-        return scheme
-    changed = remedied(get_scheme(scheme), written)
-    return changed.name if isinstance(scheme, str) else changed
+def _remedied(scheme: Scheme | str, written: str) -> Scheme | str:
+    """Return a scheme with a remedy added; the layers of another library unchanged."""
+    return scheme if scheme == PEER or not written else remedied(scheme, written)
 
 
 Attentions = Annotated[list[Annotated[str, AfterValidator(_attention)]], Split, Field(min_length=1), Once]
@@ -171,15 +168,15 @@ class Experiment(Checked):
         with saying_all():
             schemes = self.schemes
             if self.router:
-                quantizing = {name for name in schemes if name != PEER and get_scheme(name).quantizes_projections}
-                schemes = [_remedied(name, ROUTER) if name in quantizing else name for name in schemes]
+                quantizing = [scheme for scheme in schemes if scheme != PEER and scheme.quantizes_projections]
+                schemes = [_remedied(one, ROUTER) if one in quantizing else one for one in schemes]
             if self.transform is not None:
-                changed = [scheme for scheme in schemes if scheme != PEER and get_scheme(scheme).quantizes_projections]
-                if not changed:
+                quantizing = [scheme for scheme in schemes if scheme != PEER and scheme.quantizes_projections]
+                if not quantizing:
                     raise UserError(
                         f"transform '{self.transform}' with schemes that quantize nothing; expected one that does"
                     )
-                schemes = [_remedied(scheme, self.transform) if scheme in changed else scheme for scheme in schemes]
+                schemes = [_remedied(scheme, self.transform) if scheme in quantizing else scheme for scheme in schemes]
             schemes = [_remedied(scheme, written) for scheme in schemes for written in map(_share, self.attention)]
         self.schemes, self.transform, self.attention = list(dict.fromkeys(schemes)), None, [ATTENTION_16]
         self.router = False
@@ -213,7 +210,7 @@ class Experiment(Checked):
         return self.alpha if "alpha" in self.model_fields_set else None
 
     @property
-    def all_schemes(self) -> list[str | Scheme]:
+    def all_schemes(self) -> list[Scheme | str]:
         """The schemes that the fields name; empty if there is none."""
         return self.schemes
 

@@ -89,15 +89,15 @@ def _by(check: Callable[[str, Any], float], value: Any) -> float:
         raise ValueError(str(error).partition("; ")[2]) from None
 
 
-def _scheme(value: object) -> str | Scheme:
-    """Return a scheme, or the full name of a known one."""
+def _scheme(value: object) -> Scheme:
+    """Return a scheme, or the one of a name."""
     if isinstance(value, Scheme):
         return value
     if not isinstance(value, str):
         raise ValueError("expected the name of a scheme, or a Scheme")
     with saying_all():
         try:
-            return get_scheme(_line(value)).name
+            return get_scheme(_line(value))
         except UserError:
             from outliers.variants.written import variant
 
@@ -112,9 +112,18 @@ def _skip(places: list[str]) -> list[str]:
         return list(expanded(places))
 
 
-def _of_different_names(schemes: list[str | Scheme]) -> list[str | Scheme]:
-    names = [scheme.name if isinstance(scheme, Scheme) else scheme for scheme in schemes]
-    if len(set(names)) < len(names):
+def _write_scheme(scheme: Scheme | str) -> str:
+    """Return the name of a scheme, or all of its fields if no table has it."""
+    if scheme == PEER:
+        return PEER
+    try:
+        return scheme.name if get_scheme(scheme.name) == scheme else repr(scheme)
+    except UserError:
+        return repr(scheme)
+
+
+def _of_different_names(schemes: list[Scheme | str]) -> list[Scheme | str]:
+    if len({getattr(scheme, "name", scheme) for scheme in schemes}) < len(schemes):
         raise ValueError("expected schemes of different names")
     return schemes
 
@@ -147,8 +156,8 @@ Once = AfterValidator(lambda entries: list(dict.fromkeys(entries)))
 Line = Annotated[str, AfterValidator(_line)]
 Name = Annotated[str, AfterValidator(_name)]
 Names = Annotated[list[Line], Split, Field(min_length=1), Once]
-_WRITTEN = PlainSerializer(lambda scheme: scheme if isinstance(scheme, str) else repr(scheme))
-OneScheme = Annotated[str | Scheme, PlainValidator(_scheme, json_schema_input_type=str), _WRITTEN]
+# Their defaults are names, as the help shows them, so that each field that has one validates it.
+OneScheme = Annotated[Scheme, PlainValidator(_scheme, json_schema_input_type=str), PlainSerializer(_write_scheme)]
 _PEER = WrapValidator(lambda value, check: PEER if str(value).lower() == PEER else check(value))
 _SchemeOrPeer = Annotated[OneScheme, _PEER]
 _OfSchemes = (Split, Field(min_length=1), Once, AfterValidator(_of_different_names))

@@ -23,7 +23,7 @@ def _acting(acts: Callable[[Scheme], bool]) -> Callable[[Experiment], bool]:
 
     def acting(experiment: Experiment) -> bool:
         schemes = experiment.all_schemes
-        return not schemes or any(scheme == PEER or acts(get_scheme(scheme)) for scheme in schemes)
+        return not schemes or any(scheme == PEER or acts(scheme) for scheme in schemes)
 
     return acting
 

@@ -29,6 +29,7 @@ from outliers.criterion import ALPHA, PAPER
 from outliers.errors import UserError
 from outliers.models.plugins import plugins
 from outliers.models.pocket.ladder import CHECKPOINTS
+from outliers.quantization.schemes import get_scheme
 
 if TYPE_CHECKING:
     from outliers.metrics.measurement import Measurement
@@ -347,7 +348,7 @@ class StoredTrace(TraceMetric):
     masks: bool = Field(False, exclude=True)
 
 
-AS_NAMES = PlainSerializer(lambda schemes: [getattr(scheme, "name", scheme) for scheme in schemes])
+AS_NAMES = PlainSerializer(lambda schemes: [scheme.name for scheme in schemes])
 
 
 class Training(Metric):
@@ -360,7 +361,7 @@ class Training(Metric):
 
     alpha: Threshold = ALPHA
     watched: list[Count] = Field(list(CHECKPOINTS))
-    schemes: Annotated[Schemes, AS_NAMES] = Field(["absmax", "llm.int8"])
+    schemes: Annotated[Schemes, AS_NAMES] = Field([*map(get_scheme, ("absmax", "llm.int8"))])
     draws: Draws = 3
 
 

@@ -43,6 +43,7 @@ from outliers.runs.rows import read
 from outliers.terminal.command import app_of, run
 from outliers.terminal.options import options
 from tests.conftest import needs_harness
+from tests.small_models import names_of
 from tests.typed import SMALL, call, refused
 
 COMMANDS = commands()
@@ -209,9 +210,9 @@ def test_case_alone_is_forgiven(specified):
     schemes = "FP32,LLM.int8,AbsMax+Hadamard@ffn_out,W4A8-G64"
     spec = specified(f"sweep Pocket/GPT2-0.1M SmolLM2-135M --schemes {schemes}")
     assert spec.models == ["pocket/gpt2-0.1m", "smollm2-135m"]
-    assert spec.schemes == ["fp32", "llm.int8", "absmax+hadamard@ffn_out", "w4a8-g64"]
+    assert names_of(spec) == ["fp32", "llm.int8", "absmax+hadamard@ffn_out", "w4a8-g64"]
     assert specified("trace POCKET/gpt2-0.1m").folder == Path("results/trace/gpt2-0.1m")
-    assert specified("latency pocket/gpt2-0.1m --schemes BitsAndBytes").schemes == ["bitsandbytes"]
+    assert names_of(specified("latency pocket/gpt2-0.1m --schemes BitsAndBytes")) == ["bitsandbytes"]
     assert outliers.variant("LLM.int8+kv=int4").name == "llm.int8+kv=int4"
     assert outliers.load_model("Pocket/GPT2-0.1M").config.n_layer == 2
 

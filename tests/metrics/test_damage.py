@@ -33,7 +33,7 @@ from outliers.text.blocks import load_text, tokens_hash
 from outliers.variants.draw import drawn
 from outliers.views.damage import damage_bars, damage_map, damage_section
 from tests.conftest import C4, needs_shared, needs_smollm2
-from tests.small_models import inputs_of, make_model, padded, records_of, sample_blocks
+from tests.small_models import inputs_of, make_model, names_of, padded, records_of, sample_blocks
 from tests.tracing.test_tracing import hooks
 
 ABSMAX = Quantized(SCHEMES["absmax"])
@@ -261,7 +261,7 @@ def test_rows_are_what_the_function_finds_and_are_found_again(tmp_path):
     assert all(row in kept for row in rows)
     model, blocks = load_model(MODEL), sample_blocks(MODEL, 32, 3)
     found = damages_of(rows)
-    for scheme in spec.schemes:
+    for scheme in names_of(spec):
         want = damage(model, blocks, scheme)
         assert found[scheme].errors.equals(want.errors)
         assert found[scheme].roles.equals(want.roles)

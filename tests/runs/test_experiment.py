@@ -20,7 +20,7 @@ from outliers.runs.run import show, stored_rows
 from outliers.subjects.model_cache import ModelCache
 from outliers.variants.draw import drawn
 from tests.conftest import TIMES
-from tests.small_models import alter_weights, make_model, sample_blocks, trace_model
+from tests.small_models import alter_weights, make_model, names_of, sample_blocks, trace_model
 
 SMALL = {"name": "small", "models": ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"], "block": 64, "blocks": 4}
 
@@ -30,7 +30,7 @@ def test_the_default_sweep_is_table_1_of_all_causal_pocket_models_without_expert
     on docs/mixtures.md."""
     experiment = make_experiment(read_experiment("pocket/table1"), Experiment)
     assert experiment.name == "pocket/table1"
-    assert experiment.schemes == TABLE1
+    assert names_of(experiment) == TABLE1
     assert set(experiment.models) == {*pocket_models("next tokens"), *PACKAGED} - {"pocket/mixtral-0.7m"}
 
 
