@@ -73,7 +73,7 @@ _HOME = {
     "plan": "outliers.commands.plan",
     "train_int8": "outliers.trainer.layers",
     "plant": "outliers.variants.plant",
-    "Experiment": "outliers.commands.sweep",
+    "Sweep": "outliers.commands.sweep",
     "Emergence": "outliers.commands.emergence",
     "run": "outliers.runs.run",
     "sweep": "outliers.commands.sweep",

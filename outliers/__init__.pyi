@@ -8,7 +8,7 @@ from outliers.commands.damage import damage as damage
 from outliers.commands.emergence import Emergence as Emergence
 from outliers.commands.measure import Cells as Cells
 from outliers.commands.plan import plan as plan
-from outliers.commands.sweep import Experiment as Experiment
+from outliers.commands.sweep import Sweep as Sweep
 from outliers.commands.sweep import sweep as sweep
 from outliers.errors import UserError as UserError
 from outliers.metrics.origins import origins as origins

@@ -319,10 +319,10 @@ def experiment_file(folder: Path) -> Path:
 
 def read_experiment(folder: Path, _choose: random.Random) -> None:
     """Read the experiment file of a sweep."""
-    from outliers.commands.sweep import Experiment
+    from outliers.commands.sweep import Sweep
     from outliers.config.files import specify
 
-    specify(str(folder / "mine.yaml"), {}, "pocket/table1", Experiment)
+    specify(str(folder / "mine.yaml"), {}, "pocket/table1", Sweep)
 
 
 def in_yaml(content: bytes, choose: random.Random) -> bytes:

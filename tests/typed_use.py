@@ -82,7 +82,7 @@ assert_type(outliers.origins(model, blocks, [3], variant=variants[0], tokens=tok
 assert_type(outliers.readers(model, blocks, [3], places=["q"]), pd.DataFrame)
 assert_type(outliers.super_weights(model, pictures), pd.DataFrame)
 
-experiment = outliers.Experiment(models=["gpt2"], schemes=["fp32", mine], blocks=2)
+experiment = outliers.Sweep(models=["gpt2"], schemes=["fp32", mine], blocks=2)
 rows = outliers.sweep(experiment) + outliers.sweep(models=["gpt2"], out="results", force=True)
 rows += outliers.run(outliers.Emergence(models=["gpt2"]), out=Path("results"))
 rows += outliers.run(outliers.Cells(models=["gpt2"], metrics=["top1"]))

@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import Field
 
 from outliers.commands import Command
-from outliers.config import experiment
+from outliers.config.experiment import CALIBRATED, UNDER_SCHEMES, Experiment
 from outliers.config.fields import Draws, Models, Name, Schemes
 from outliers.criterion import LOG_PERPLEXITY, PICTURES
 from outliers.errors import UserError
@@ -18,18 +18,18 @@ from outliers.subjects.cell import Cell, CellPlan, Stages, Subject
 from outliers.variants.quantized import Quantized
 
 
-class Sweep(experiment.Experiment):
+class Sweep(Experiment):
     """A sweep: every model under every scheme on one text.
 
     Rounding scatters the results, which `draws` shows. A scheme has its own threshold unless `alpha` is given.
 
     Example:
         >>> fields = {"models": ["pocket/gpt2-0.1m"], "schemes": ["fp32", "absmax"], "block": 64, "blocks": 2}
-        >>> len(outliers.run(outliers.Experiment(**fields)))
+        >>> len(outliers.run(outliers.Sweep(**fields)))
         2
     """
 
-    takes = (*experiment.CALIBRATED, *experiment.UNDER_SCHEMES)
+    takes = (*CALIBRATED, *UNDER_SCHEMES)
     view = "outliers.views.perplexity:perplexity_section"
 
     name: Name = "sweep"
@@ -52,8 +52,6 @@ def _beside_baseline(experiment: Sweep) -> Sweep:
     schemes = experiment.schemes if exact in experiment.schemes else [exact, *experiment.schemes]
     return experiment.model_copy(update={"schemes": schemes})
 
-
-Experiment = Sweep  # its public name
 
 COMMAND = Command(
     "perplexity under every 8-bit scheme, as in Table 1 of the paper",

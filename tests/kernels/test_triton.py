@@ -408,12 +408,10 @@ def test_products_do_not_hide_nan_and_inf(poison):
 def whole_product(folder: str) -> dict:
     """What a sweep, an int8 model and a trace find, on whichever path OUTLIERS_KERNELS asks for."""
     import outliers
-    from outliers.commands.sweep import Experiment, sweep
+    from outliers.commands.sweep import Sweep, sweep
 
     name, ids = "pocket/gpt2-0.1m", torch.arange(2 * 16).view(2, 16) * 7
-    asked = Experiment(
-        models=[name], block=16, blocks=1, schemes=["absmax", "zeropoint-vector", "llm.int8", "fp8-e4m3"]
-    )
+    asked = Sweep(models=[name], block=16, blocks=1, schemes=["absmax", "zeropoint-vector", "llm.int8", "fp8-e4m3"])
     rows, model = sweep(asked, folder), outliers.load_model(name)
     trained = outliers.train_int8(outliers.load_model(name), attention=True, decomposition=0.02)
     loss = trained(ids, labels=ids).loss

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import outliers
-from outliers import Cells, Experiment, UserError, run
+from outliers import Cells, Sweep, UserError, run
 from outliers.runs.run import show
 from outliers.subjects.masked import each_masked, masked_text
 from outliers.subjects.seq2seq import prefixed, span_corrupted
@@ -107,7 +107,7 @@ def test_mask_seeds_have_bytes_of_their_own(tmp_path):
 
 
 def test_tables_show_bits_where_rows_have_them(tmp_path):
-    rows = run(Experiment(**SMALL, schemes=["fp32", "absmax"]), tmp_path)
+    rows = run(Sweep(**SMALL, schemes=["fp32", "absmax"]), tmp_path)
     section = perplexity_section(rows)
     assert "bits per byte" in section.printed and "Bits per byte compare across models" in section.printed
     assert [table.name for table in section.tables] == ["table1", "table1_bits", "table1_increase"]

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from outliers import Experiment, UserError, load_model, load_text, load_tokenizer, run
+from outliers import Sweep, UserError, load_model, load_text, load_tokenizer, run
 from outliers.models.anatomy.causal import CAUSAL
 from outliers.text.blocks import cut_text
 
@@ -31,7 +31,7 @@ def losses(model, ids: torch.Tensor) -> torch.Tensor:
 
 
 def measured(tmp_path, **options) -> dict:
-    (row,) = run(Experiment(models=[MODEL], schemes=["fp32"], block=BLOCK, **options), tmp_path)
+    (row,) = run(Sweep(models=[MODEL], schemes=["fp32"], block=BLOCK, **options), tmp_path)
     return row
 
 
@@ -116,11 +116,11 @@ def test_each_block_begins_with_the_first_token():
 )
 def test_what_does_not_fit_is_refused(options, message, tmp_path):
     with pytest.raises(UserError, match=message):
-        run(Experiment(**{"models": [MODEL], "schemes": ["fp32"], "block": BLOCK, "blocks": 2} | options), tmp_path)
+        run(Sweep(**{"models": [MODEL], "schemes": ["fp32"], "block": BLOCK, "blocks": 2} | options), tmp_path)
 
 
 def test_quantized_models_read_the_same_windows(tmp_path):
-    spec = Experiment(models=[MODEL], schemes=["fp32", "absmax"], block=BLOCK, blocks=9, stride=8)
+    spec = Sweep(models=[MODEL], schemes=["fp32", "absmax"], block=BLOCK, blocks=9, stride=8)
     exact, absmax = run(spec, tmp_path)
     assert exact["unit_counts"] == absmax["unit_counts"]
     assert 0 < absmax["paired_error"] < absmax["standard_error"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from outliers import Experiment, UserError
+from outliers import Sweep, UserError
 from outliers.commands.get import get_packaged
 from outliers.config import files
 from outliers.config.files import specify
@@ -222,18 +222,18 @@ def shipped(tmp_path, monkeypatch) -> str:
 
 def test_experiments_that_are_shipped_go_on_without_it(cache, shipped, caplog):
     with caplog.at_level("INFO"):
-        assert specify(None, {}, shipped, Experiment).models == ["pocket/gpt2-0.1m"]
+        assert specify(None, {}, shipped, Sweep).models == ["pocket/gpt2-0.1m"]
     (said,) = caplog.messages
     assert said.startswith("model 'tiny' is not on this machine; `python -m outliers.get tiny` gets it")
     assert said.endswith("; this run goes on without it")
     assert "\n" not in said
     with pytest.raises(UserError, match="block"):
-        specify(None, {"block": 0}, shipped, Experiment)
+        specify(None, {"block": 0}, shipped, Sweep)
     assert len(caplog.messages) == 1, "a mistake stands alone"
 
 
 def test_experiments_have_it_where_it_is(got, shipped, caplog):
-    assert specify(None, {}, shipped, Experiment).models == ["pocket/gpt2-0.1m", "tiny"]
+    assert specify(None, {}, shipped, Sweep).models == ["pocket/gpt2-0.1m", "tiny"]
     assert not caplog.messages
 
 

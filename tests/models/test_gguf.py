@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufCo
 from transformers.integrations.gguf.dequant import GGML_NAME, dequantize
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
-from outliers import Experiment, UserError, load_int8, perplexity, sweep
+from outliers import Sweep, UserError, load_int8, perplexity, sweep
 from outliers.models.anatomy import context_length
 from outliers.models.gguf import MODEL_TYPES
 from outliers.models.gguf.header import read_header
@@ -375,7 +375,7 @@ def test_rotary_embeddings_that_would_be_other_ones(tmp_path):
 def test_rows_are_those_of_a_copy_as_safetensors(more, tmp_path, file, copied):
     found = {}
     for model in (file, copied):
-        spec = Experiment(models=[str(model)], block=32, blocks=2, alpha=2, **more)
+        spec = Sweep(models=[str(model)], block=32, blocks=2, alpha=2, **more)
         found[model] = [row | {"model": None} for row in lasting(sweep(spec, tmp_path / model.name))]
     assert {row.pop("quantized_from") for row in found[file]} == {"Q4_1"}
     assert found[file] == found[copied]
@@ -410,7 +410,7 @@ def alter(file: Path) -> None:
 @pytest.mark.parametrize("change", [lambda file: os.truncate(file, 100_000), alter, Path.unlink])
 def test_a_file_that_changes_while_it_is_measured(own, tmp_path, change):
     scheme = meanwhile(lambda: own.exists() and change(own))
-    (row,) = sweep(Experiment(models=[str(own)], schemes=[scheme], block=32, blocks=1), tmp_path / "out")
+    (row,) = sweep(Sweep(models=[str(own)], schemes=[scheme], block=32, blocks=1), tmp_path / "out")
     assert row["failed"].startswith(f"the weights of '{own}' changed while they were measured ('{own}')")
 
 

@@ -14,9 +14,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outliers import (
-    Experiment,
     Intervention,
     Quantized,
+    Sweep,
     UserError,
     ablate,
     calibrate,
@@ -224,13 +224,13 @@ def test_a_checkpoint_that_changes_under_a_streamed_sweep(tmp_path):
     folder = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "model")
     path = folder / "model.safetensors"
     changing = meanwhile(lambda: os.utime(path, ns=(0, path.stat().st_mtime_ns + 1)))
-    spec = Experiment(models=[str(folder)], schemes=["fp32", changing], block=32, blocks=2, stream=True)
+    spec = Sweep(models=[str(folder)], schemes=["fp32", changing], block=32, blocks=2, stream=True)
     assert all("changed while they were measured" in row["failed"] for row in sweep(spec, tmp_path / "out"))
 
 
 SHORT = {"block": 32, "blocks": 2, "stream": True}
 RUNS = {
-    "sweep": lambda model, **more: Experiment(models=[model], schemes=["fp32", "absmax"], **SHORT, **more),
+    "sweep": lambda model, **more: Sweep(models=[model], schemes=["fp32", "absmax"], **SHORT, **more),
     "trace": lambda model, **more: OneModel(model=model, **SHORT, **more),
     "damage": lambda model, **more: Damage(model=model, schemes=["absmax"], by=["role"], **SHORT, **more),
     "ablation": lambda model, **more: Ablation(model=model, features=[1, 2], methods=["mean"], **SHORT, **more),

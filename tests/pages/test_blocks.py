@@ -22,7 +22,7 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import outliers
-from outliers.commands.sweep import Experiment
+from outliers.commands.sweep import Sweep
 from outliers.config import files
 from outliers.config.files import make_experiment, read_experiment
 from outliers.models import anatomy
@@ -239,7 +239,7 @@ def test_the_experiment_file_is_one_and_says_what_it_needs(tmp_path):
     needed = {need for need, sign in NEEDS.items() if re.search(sign, re.sub(r"[\[\],]", " ", fields))}
     assert Line("", above).says == needed
     (tmp_path / "my_experiment.yaml").write_text(block)
-    spec = make_experiment(read_experiment(str(tmp_path / "my_experiment.yaml")), Experiment)
+    spec = make_experiment(read_experiment(str(tmp_path / "my_experiment.yaml")), Sweep)
     assert (spec.models, spec.blocks, spec.device) == (["gpt2", "gpt2-medium"], 64, "cuda")
 
 

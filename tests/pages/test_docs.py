@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import typer
 
-from outliers import Experiment, UserError
+from outliers import Sweep, UserError
 from outliers.app import command_of
 from outliers.metrics.measurement import MemoryNeeds, stored_bytes
 from outliers.models.load import find_config, load_model, weights_hash
@@ -147,7 +147,7 @@ def test_kept_rows_are_of_the_models_that_this_repository_names(model):
 
 def test_the_example_of_a_refusal():
     """The command sweep with OPT-6.7B where 23.5 GB are free."""
-    spec = Experiment(models=["facebook/opt-6.7b"])
+    spec = Sweep(models=["facebook/opt-6.7b"])
     sizes = shape_of(find_config("facebook/opt-6.7b"))
     per_weight = tuple(stored_bytes([get_scheme(name)]) for name in spec.schemes)
     needs = MemoryNeeds(per_weight, variants=len(spec.schemes))

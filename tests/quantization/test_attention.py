@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import outliers
-from outliers import Experiment, UserError, load_int8, run, sweep
+from outliers import Sweep, UserError, load_int8, run, sweep
 from outliers.commands.damage import Damage
 from outliers.commands.latency import Latency
 from outliers.config.fields import FieldError
@@ -82,7 +82,7 @@ def test_a_model_under_it_is_near_itself_and_stays_as_it_was(case, blocks):
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_a_row_is_the_perplexity_of_a_model_put_under_it_by_hand(tmp_path, name):
-    (row,) = sweep(Experiment(**POCKET, schemes=[name]), tmp_path)
+    (row,) = sweep(Sweep(**POCKET, schemes=[name]), tmp_path)
     model = outliers.load_model("pocket/gpt2-0.5m")
     blocks = outliers.load_text("sample", outliers.load_tokenizer("pocket/gpt2-0.5m"), block=64, blocks=2)
     before = outliers.perplexity(model, blocks)
@@ -193,25 +193,25 @@ def test_with_a_cache_as_without():
 
 
 def test_the_option_puts_all_schemes_under_several():
-    asked = Experiment(models=["gpt2"], schemes="fp32,llm.int8", attention="16-bit,int8,int8+2.5%")
+    asked = Sweep(models=["gpt2"], schemes="fp32,llm.int8", attention="16-bit,int8,int8+2.5%")
     assert names_of(asked) == [
         *("fp32", "fp32+attention", "fp32+attention=0.025"),
         *("llm.int8", "llm.int8+attention", "llm.int8+attention=0.025"),
     ]
     asked = Latency(models=["gpt2"], schemes=["bitsandbytes", "absmax"], attention="int8", transform="hadamard")
     assert names_of(asked) == ["bitsandbytes", "absmax+hadamard+attention"]
-    assert names_of(Experiment(models=["gpt2"], schemes="fp32", attention="16-bit")) == ["fp32"]
+    assert names_of(Sweep(models=["gpt2"], schemes="fp32", attention="16-bit")) == ["fp32"]
     with pytest.raises(FieldError, match=r"expected 16-bit, int8, or int8\+2% for a share .* got 'int4'"):
-        Experiment(models=["gpt2"], attention="16-bit,int4")
+        Sweep(models=["gpt2"], attention="16-bit,int4")
 
 
 # Measurements
 
 
 def test_rows_of_attention_in_16_bits_are_used_again(tmp_path):
-    before = sweep(Experiment(**POCKET, schemes=["fp32", "absmax"]), tmp_path)
+    before = sweep(Sweep(**POCKET, schemes=["fp32", "absmax"]), tmp_path)
     assert all("attention" not in row and "attention" not in row["scheme"] for row in before)
-    found = sweep(Experiment(**POCKET, schemes=["fp32", "absmax"], attention="16-bit,int8"), tmp_path)
+    found = sweep(Sweep(**POCKET, schemes=["fp32", "absmax"], attention="16-bit,int8"), tmp_path)
     assert [row for row in found if row in before] == before
     assert {row["scheme"] for row in found if row not in before} == {"fp32+attention", "absmax+attention"}
     (alone,) = [row for row in found if row["scheme"] == "fp32+attention"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from outlier_kernels.formats import FORMATS
 
-from outliers import SCHEMES, Experiment, Quantized, UserError, calibrate, perplexities, perplexity, quantize, sweep
+from outliers import SCHEMES, Quantized, Sweep, UserError, calibrate, perplexities, perplexity, quantize, sweep
 from outliers.criterion import ROUTER
 from outliers.models.load import load_model
 from outliers.models.stream import stream_model
@@ -98,7 +98,7 @@ def test_every_remedy(name, saved, blocks, tmp_path):
 @pytest.mark.parametrize("name", slow_but(REMEDIED, ["w4a4-g8+gptq"]))
 def test_every_remedy_in_a_sweep(name, tmp_path):
     """Rows have the number that calibrating and quantizing by hand has."""
-    asked = Experiment(models=[MODEL], block=32, blocks=2, schemes=[name])
+    asked = Sweep(models=[MODEL], block=32, blocks=2, schemes=[name])
     (row,) = sweep(asked, tmp_path)
     scheme, text, model = get_scheme(name), sample_blocks(MODEL, 32, 6), load_model(MODEL)
     known = calibrate(model, text[2:], [scheme])

@@ -72,7 +72,7 @@ def test_a_variant_and_a_skip_are_read_from_a_file(paths, tmp_path):
     plan_of(paths, exact=paths[:2]).write(file)
     assert outliers.variant(f"@{file}") == Quantized(outliers.SCHEMES["absmax"], tuple(paths[:2]))
     assert outliers.variant(f"llm.int8+skip=@{file}").skip == tuple(paths[:2])
-    assert outliers.Experiment(models=[MODEL], skip=[f"@{file}", "attn_in"]).skip == [*paths[:2], "attn_in"]
+    assert outliers.Sweep(models=[MODEL], skip=[f"@{file}", "attn_in"]).skip == [*paths[:2], "attn_in"]
 
 
 def test_rows_say_what_is_instead(model, paths):

@@ -21,7 +21,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from transformers import StaticCache
 from transformers.pytorch_utils import Conv1D
 
-from outliers import Experiment, UserError, load_text, perplexity, plant, quantize, sweep, trace
+from outliers import Sweep, UserError, load_text, perplexity, plant, quantize, sweep, trace
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.quantization.int8 import Int8Linear
@@ -162,11 +162,11 @@ def test_what_a_file_says_that_is_no_scheme_or_no_places(scheme, skip, tmp_path)
 def test_a_scheme_keeps_its_threshold_unless_another_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setitem(SCHEMES, "ours", Scheme(**OURS))
     fields = {"models": ["pocket/gpt2-0.1m"], "schemes": ["ours", "llm.int8", "fp32"], "block": 32, "blocks": 1}
-    schemes = [variant.scheme for variant in Experiment(**fields).quantized]
+    schemes = [variant.scheme for variant in Sweep(**fields).quantized]
     found = {scheme.name: scheme.outlier_threshold for scheme in schemes}
     assert found == {"fp32": None, "ours": 4.0, "llm.int8": 6.0}
     for more in ({}, {"alpha": 6.0}, {"alpha": 5.0}):
-        experiment = Experiment(**fields, **more)
+        experiment = Sweep(**fields, **more)
         rows = sweep(experiment, tmp_path)
         alphas = {row["scheme"]: row.get("alpha") for row in rows}
         asked = more.get("alpha")
@@ -175,7 +175,7 @@ def test_a_scheme_keeps_its_threshold_unless_another_is_asked_for(tmp_path, monk
         assert {(row["scheme"], row["value"]) for row in again} == {(row["scheme"], row["value"]) for row in rows}
     model = load_model("pocket/gpt2-0.1m")
     blocks = load_text("sample", load_tokenizer("pocket/gpt2-0.1m"), 32, 1)
-    own = next(row["value"] for row in sweep(Experiment(**fields), tmp_path) if row["scheme"] == "ours")
+    own = next(row["value"] for row in sweep(Sweep(**fields), tmp_path) if row["scheme"] == "ours")
     assert own == perplexity(quantize(model, Scheme(**OURS)), blocks) != perplexity(quantize(model, "llm.int8"), blocks)
 
 

@@ -15,7 +15,7 @@ from outlier_kernels.formats import Quantizer
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from outliers import SCHEMES, Experiment, Scheme, calibrate, quantize, sweep
+from outliers import SCHEMES, Scheme, Sweep, calibrate, quantize, sweep
 from outliers.commands.latency import Latency
 from outliers.config.files import make_experiment, read_experiment
 from outliers.errors import BrokenModel, UserError
@@ -435,17 +435,17 @@ DOUBLED = Transform(
 
 def test_a_transform_of_ones_own(tmp_path, monkeypatch, as_they_are):
     mine = replace(SCHEMES["absmax"], name="mine", remedies=[DOUBLED])
-    rows = sweep(Experiment(schemes=["fp32", "absmax", mine], **SMALL), tmp_path)
+    rows = sweep(Sweep(schemes=["fp32", "absmax", mine], **SMALL), tmp_path)
     assert rows[2]["value"] == rows[1]["value"], "powers of two change no rounding"
     assert rows[2]["scheme_parts"].endswith("exact, doubled")
     exact = QuantizedLinear(nn.Linear(4, 4), replace(as_they_are, remedies=[DOUBLED])).operand.exact
     assert exact is not None
     with pytest.raises(UserError, match="has a custom transform, which no file can hold"):
         write_scheme(mine)
-    (both,) = Experiment(schemes=[mine], transform="hadamard", **SMALL).schemes
+    (both,) = Sweep(schemes=[mine], transform="hadamard", **SMALL).schemes
     assert both.parts.endswith("exact, doubled, hadamard=0")
     monkeypatch.setitem(REMEDIES, "doubled", DOUBLED)
-    named = sweep(Experiment(schemes=["absmax+doubled"], **SMALL), tmp_path)
+    named = sweep(Sweep(schemes=["absmax+doubled"], **SMALL), tmp_path)
     assert named[0]["value"] == rows[1]["value"]
 
 
@@ -464,9 +464,9 @@ def test_a_remedy_of_ones_own_that_is_no_transform():
 
 def test_rows_are_of_the_text_that_they_are_calibrated_on(tmp_path):
     fields = SMALL | {"schemes": ["absmax", "absmax+smoothing"]}
-    rows, text = sweep(Experiment(**fields), tmp_path), sample_blocks(MODEL, 32, 6)
+    rows, text = sweep(Sweep(**fields), tmp_path), sample_blocks(MODEL, 32, 6)
     others = [
-        sweep(Experiment(**fields, calibration_blocks=2, **of_text), tmp_path)
+        sweep(Sweep(**fields, calibration_blocks=2, **of_text), tmp_path)
         for of_text in ({"calibration": text[4:]}, {}, {"calibration": ["Some other text. " * 99]})
     ]
     assert [[row in rows for row in other] for other in others] == 3 * [[True, False]]
@@ -475,17 +475,17 @@ def test_rows_are_of_the_text_that_they_are_calibrated_on(tmp_path):
 
 
 def test_a_remedy_for_all_schemes(tmp_path):
-    asked = Experiment(schemes=["fp32", "absmax", "absmax+tokens=20"], transform="hadamard", **SMALL)
+    asked = Sweep(schemes=["fp32", "absmax", "absmax+tokens=20"], transform="hadamard", **SMALL)
     assert names_of(asked) == ["fp32", "absmax+hadamard", "absmax+tokens=20+hadamard"]
     assert asked.transform is None
     mine = Scheme("mine", ROW, COLUMN)
-    (scheme,) = Experiment(schemes=[mine], transform="clip=0.9", **SMALL).schemes
+    (scheme,) = Sweep(schemes=[mine], transform="clip=0.9", **SMALL).schemes
     assert scheme == replace(mine, name="mine+clip=0.9", remedies=["clip=0.9"])
     timed = Latency(models=[MODEL], schemes=["fp32", "absmax", "bitsandbytes"], transform="hadamard")
     assert names_of(timed) == ["fp32", "absmax+hadamard", "bitsandbytes"]
     file = tmp_path / "mine.yaml"
     file.write_text(f"models: [{MODEL}]\nschemes: [absmax]\ntransform: smoothing=0.4\n")
-    assert names_of(make_experiment(read_experiment(str(file)), Experiment)) == ["absmax+smoothing=0.4"]
+    assert names_of(make_experiment(read_experiment(str(file)), Sweep)) == ["absmax+smoothing=0.4"]
     for transform, schemes, message in (
         ("hadamrd", ["absmax"], "unknown remedy 'hadamrd'; did you mean hadamard"),
         ("hadamard", ["fp32"], "transform 'hadamard' with schemes that quantize nothing; expected one that does"),
@@ -493,4 +493,4 @@ def test_a_remedy_for_all_schemes(tmp_path):
         ("tokens=20", ["absmax+hadamard"], "write 'tokens=20.hadamard'"),
     ):
         with pytest.raises(UserError, match=message):
-            Experiment(schemes=schemes, transform=transform, **SMALL)
+            Sweep(schemes=schemes, transform=transform, **SMALL)

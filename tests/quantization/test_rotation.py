@@ -8,7 +8,7 @@ from outlier_kernels.formats import Quantizer
 from outlier_kernels.reference import quantize as codes_of
 from safetensors import safe_open
 
-from outliers import Experiment, Quantized, UserError, calibrate, load_text, perplexity, quantize, sweep
+from outliers import Quantized, Sweep, UserError, calibrate, load_text, perplexity, quantize, sweep
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.weight_files import INT8
@@ -188,7 +188,7 @@ def test_where_nothing_can_be_learned(blocks):
 def test_refused_at_the_door(tmp_path):
     fields = {"block": 32, "blocks": 2, "schemes": ["w4a4+rotation"]}
     with pytest.raises(UserError, match=r"w4a4.rotation in a streamed model; expected one in memory"):
-        sweep(Experiment(models=[broken_weights(tmp_path / "model")], stream=True, **fields), tmp_path / "out")
+        sweep(Sweep(models=[broken_weights(tmp_path / "model")], stream=True, **fields), tmp_path / "out")
     with pytest.raises(UserError, match=r"'w4a4.rotation' of 't5'; expected a causal language model, or hadamard"):
         check_learned(_Config("t5"), get_scheme("w4a4+rotation"))
 

@@ -8,7 +8,7 @@ import torch
 from outlier_kernels.formats import Quantizer
 from transformers.pytorch_utils import Conv1D
 
-from outliers import Experiment, Quantized, UserError, calibrate, load_text, perplexity, quantize, run, sweep
+from outliers import Quantized, Sweep, UserError, calibrate, load_text, perplexity, quantize, run, sweep
 from outliers.commands.ablate import Ablation
 from outliers.commands.latency import Latency
 from outliers.commands.zeroshot import ZeroShot
@@ -32,7 +32,7 @@ WEIGHTS_ALONE = Scheme("weights-alone", None, COLUMN)
 def test_the_table_of_the_paper_is_a_list_of_its_own():
     """Its numbers know their schemes by that list, whatever schemes come."""
     assert {scheme for _, scheme in PRINTED} == set(TABLE1)
-    assert names_of(Experiment(**SMALL)) == TABLE1
+    assert names_of(Sweep(**SMALL)) == TABLE1
 
 
 def test_the_smallest_scheme_of_ones_own():
@@ -183,20 +183,20 @@ def test_a_scheme_of_ones_own_in_a_sweep(tmp_path):
     others = [Scheme("mine", Quantizer("int8", "tensor"), COLUMN), MIXED, Scheme("mine", ROW, COLUMN, 1.0)]
     values = []
     for scheme in others:
-        rows = sweep(Experiment(schemes=["fp32", scheme], **SMALL), tmp_path)
+        rows = sweep(Sweep(schemes=["fp32", scheme], **SMALL), tmp_path)
         assert [row["scheme"] for row in rows] == ["fp32", scheme.name]
         assert rows[1]["scheme_parts"] == scheme.parts
         assert rows[1]["value"] == perplexity(quantize(model, scheme), blocks)
         values.append(rows[1]["value"])
-    again = [sweep(Experiment(schemes=[scheme], **SMALL), tmp_path)[0]["value"] for scheme in others]
+    again = [sweep(Sweep(schemes=[scheme], **SMALL), tmp_path)[0]["value"] for scheme in others]
     assert again == values
     assert len(set(values)) == 3
 
 
 def test_schemes_in_an_experiment(tmp_path):
-    asked = Experiment(schemes=["absmax", MIXED, "absmax", MIXED], **SMALL)
+    asked = Sweep(schemes=["absmax", MIXED, "absmax", MIXED], **SMALL)
     assert asked.schemes == [get_scheme("absmax"), MIXED]
-    assert names_of(Experiment(schemes="absmax,llm.int8", **SMALL)) == ["absmax", "llm.int8"]
+    assert names_of(Sweep(schemes="absmax,llm.int8", **SMALL)) == ["absmax", "llm.int8"]
     assert names_of(Latency(models=["m"], schemes=["fp32", "bitsandbytes"])) == ["fp32", "bitsandbytes"]
     for asked, message in (
         (["absmax", "llm.int9"], "unknown scheme 'llm.int9'; did you mean llm.int8"),
@@ -206,11 +206,11 @@ def test_schemes_in_an_experiment(tmp_path):
         ([], "field 'schemes'"),
     ):
         with pytest.raises(UserError, match=message):
-            Experiment(schemes=asked, **SMALL)
+            Sweep(schemes=asked, **SMALL)
     file = tmp_path / "mine.yaml"
     file.write_text("models: [gpt2]\nschemes:\n- fp32\n- absmin\n")
     with pytest.raises(UserError, match=r"mine.yaml, line 4, unknown scheme 'absmin'; did you mean absmax"):
-        make_experiment(read_experiment(str(file)), Experiment)
+        make_experiment(read_experiment(str(file)), Sweep)
 
 
 ONE = "import outliers\nONE = outliers.Scheme('{}', outliers.Quantizer('int8', 'row'), None)\n"
@@ -224,7 +224,7 @@ def test_schemes_of_a_plugin(install, blocks):
     assert "plugged_one" not in sys.modules, "nothing is loaded for a name that is known"
     scheme = get_scheme("a8-row")
     assert torch.equal(quantize(model, "a8-row")(blocks).logits, quantize(model, scheme)(blocks).logits)
-    assert names_of(Experiment(schemes=["b8-row", "fp32"], **SMALL)) == ["b8-row", "fp32"]
+    assert names_of(Sweep(schemes=["b8-row", "fp32"], **SMALL)) == ["b8-row", "fp32"]
     with pytest.raises(UserError, match="unknown scheme 'a8-rwo'; did you mean a8-row"):
         get_scheme("a8-rwo")
 
@@ -249,7 +249,7 @@ def test_a_broken_plugin_is_one_line(install, code, entry, message):
 
 
 KINDS = {  # of runs
-    "sweep": lambda model, scheme, **more: Experiment(models=[model], schemes=[scheme], **more),
+    "sweep": lambda model, scheme, **more: Sweep(models=[model], schemes=[scheme], **more),
     "latency": lambda model, scheme, **more: Latency(models=[model], schemes=[scheme], **more),
     "zeroshot": lambda model, scheme, **more: ZeroShot(models=[model], schemes=[scheme], tasks=["piqa-local"], **more),
     "ablate": lambda model, scheme, **more: Ablation(model=model, scheme=scheme, features=[1], **more),

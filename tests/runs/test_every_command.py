@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from outliers import Cells, Experiment, run
+from outliers import Cells, Sweep, run
 from outliers.commands.ablate import Ablation
 from outliers.commands.damage import Damage
 from outliers.commands.emergence import Emergence
@@ -23,7 +23,7 @@ MODEL, OTHER = "pocket/gpt2-0.1m", "pocket/gpt2-0.5m"
 TEXT = {"block": 32, "blocks": 2, "alpha": 3}
 MEASURES = ["agreement", "keys", "range", "top1", "sinks", "token_losses"]
 MEASURED = {
-    "sweep": Experiment(models=[MODEL], schemes=["fp32", "zeropoint", "llm.int8"], draws=2, **TEXT),
+    "sweep": Sweep(models=[MODEL], schemes=["fp32", "zeropoint", "llm.int8"], draws=2, **TEXT),
     "trace": OneModel(model=MODEL, **TEXT),
     "ablate": Ablation(model=MODEL, features=[3, 7], methods=["mean", "shuffle"], **TEXT),
     "origins": Account(

@@ -1,4 +1,4 @@
-"""Experiment files, rows on disk, runs that are killed and go on."""
+"""Sweep files, rows on disk, runs that are killed and go on."""
 
 import shutil
 import statistics
@@ -6,7 +6,7 @@ import statistics
 import pytest
 import torch
 
-from outliers import Experiment, UserError, load_model, load_text, load_tokenizer, quantize, run, sweep
+from outliers import Sweep, UserError, load_model, load_text, load_tokenizer, quantize, run, sweep
 from outliers.commands.ablate import Ablation
 from outliers.commands.trace import OneModel
 from outliers.config.files import make_experiment, read_experiment
@@ -28,7 +28,7 @@ SMALL = {"name": "small", "models": ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"], "b
 def test_the_default_sweep_is_table_1_of_all_causal_pocket_models_without_experts():
     """Those of Table 4 on docs/pocket.md; the mixture, which has seen a quarter of their tokens, has a sweep of its own
     on docs/mixtures.md."""
-    experiment = make_experiment(read_experiment("pocket/table1"), Experiment)
+    experiment = make_experiment(read_experiment("pocket/table1"), Sweep)
     assert experiment.name == "pocket/table1"
     assert names_of(experiment) == TABLE1
     assert set(experiment.models) == {*pocket_models("next tokens"), *PACKAGED} - {"pocket/mixtral-0.7m"}
@@ -43,7 +43,7 @@ def test_what_a_broken_model_loses_is_said_and_what_is_finished_stays(tmp_path):
     assert loss > 1000
     with pytest.raises(UserError, match=f"the loss is {loss:,.0f} nats a token, whose exp"):
         perplexity(model, blocks)
-    spec = Experiment(models=models, schemes=["fp32", "absmax"], block=32, blocks=1)
+    spec = Sweep(models=models, schemes=["fp32", "absmax"], block=32, blocks=1)
     fine, _, beyond, _ = rows = sweep(spec, tmp_path / "out")
     assert (fine["metric"], beyond["metric"], beyond["unit"]) == ("perplexity", "log_perplexity", "nats")
     assert beyond["value"] == pytest.approx(loss, rel=1e-5)
@@ -85,7 +85,7 @@ def test_a_field_from_the_command_line_stands_in_no_file(tmp_path):
     (tmp_path / "a.yaml").write_text("models: [a]\nblock: 8\n")
     fields = read_experiment(str(tmp_path / "a.yaml")).replaced({"block": 0})
     with pytest.raises(UserError, match=r"^field 'block'"):
-        make_experiment(fields, Experiment)
+        make_experiment(fields, Sweep)
 
 
 def test_a_file_that_extends_another_is_the_same_measurement():
@@ -94,11 +94,11 @@ def test_a_file_that_extends_another_is_the_same_measurement():
 
 
 def test_repeated_names_count_once():
-    assert Experiment(models=["a", "b", "a"]).models == ["a", "b"]
+    assert Sweep(models=["a", "b", "a"]).models == ["a", "b"]
 
 
 def test_rows_say_how_they_were_made(tmp_path):
-    rows = sweep(Experiment(**SMALL, alpha=4), tmp_path)
+    rows = sweep(Sweep(**SMALL, alpha=4), tmp_path)
     assert len(rows) == 18
     assert read_rows(tmp_path) == rows
     row = next(row for row in rows if row["scheme"] == "llm.int8")
@@ -111,7 +111,7 @@ def test_rows_say_how_they_were_made(tmp_path):
 
 def test_draws_give_mean_and_scatter(tmp_path):
     asked = {**SMALL, "models": ["pocket/gpt2-0.5m"], "schemes": ["fp32", "absmax"]}
-    rows = sweep(Experiment(**asked, draws=3), tmp_path)
+    rows = sweep(Sweep(**asked, draws=3), tmp_path)
     model, blocks = load_model("pocket/gpt2-0.5m"), sample_blocks("pocket/gpt2-0.5m", 64, 4)
     values = {"fp32": [], "absmax": []}
     for scheme, found in values.items():
@@ -126,9 +126,9 @@ def test_draws_give_mean_and_scatter(tmp_path):
     assert len(set(values["absmax"])) == 3
     assert rows[0]["standard_deviation"] < 1e-5 * rows[0]["value"], "without quantization nothing scatters"
     assert values["absmax"][0] == perplexity(quantize(model, "absmax"), blocks), "draw 0 changes nothing"
-    assert "standard_deviation" not in sweep(Experiment(**asked), tmp_path)[0]
+    assert "standard_deviation" not in sweep(Sweep(**asked), tmp_path)[0]
     assert len(read_rows(tmp_path)) == 4, "another number of draws is another measurement"
-    streamed = sweep(Experiment(**asked, draws=3, stream=True), tmp_path / "streamed")
+    streamed = sweep(Sweep(**asked, draws=3, stream=True), tmp_path / "streamed")
     assert [row["value"] for row in streamed] == pytest.approx([row["value"] for row in rows], rel=1e-6)
 
 
@@ -146,16 +146,16 @@ def test_a_draw_changes_every_embedding_entry_and_leaves_the_model():
 
 
 def test_finished_rows_are_used_again(tmp_path, monkeypatch):
-    first = sweep(Experiment(**SMALL), tmp_path)
+    first = sweep(Sweep(**SMALL), tmp_path)
     measured = []
     monkeypatch.setattr(states, "_resident", lambda *arguments: measured.append(arguments) or [[Loss(0.0, 1)] * 4])
-    assert sweep(Experiment(**SMALL), tmp_path) == first
+    assert sweep(Sweep(**SMALL), tmp_path) == first
     assert not measured
-    with_alpha = sweep(Experiment(**SMALL, alpha=3), tmp_path)
+    with_alpha = sweep(Sweep(**SMALL, alpha=3), tmp_path)
     assert len(measured) == 6, "only the three decomposing schemes of two models depend on alpha"
     assert {row["value"] for row in with_alpha if "alpha" in row} == {1.0}
     assert len(read_rows(tmp_path)) == 24
-    sweep(Experiment(**SMALL), tmp_path, force=True)
+    sweep(Sweep(**SMALL), tmp_path, force=True)
     assert len(measured) == 24
     assert len(read_rows(tmp_path)) == 24, "a row that is measured again replaces the old one"
 
@@ -166,19 +166,19 @@ def test_a_text_is_the_same_in_another_folder_and_another_one_under_its_name(tmp
     for folder, words in (("here", "One of two. "), ("there", "One of two. "), ("beyond", "Something else. ")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "mine.txt").write_text(words * 99)
-        specs.append(Experiment(**SMALL | {"models": ["pocket/gpt2-0.1m"]}, text=str(tmp_path / folder / "mine.txt")))
+        specs.append(Sweep(**SMALL | {"models": ["pocket/gpt2-0.1m"]}, text=str(tmp_path / folder / "mine.txt")))
     here, there, beyond = (sweep(spec, tmp_path / "out") for spec in specs)
     assert {row["text"] for row in here} == {"mine.txt"}
     assert there == here
     assert beyond[0]["value"] != here[0]["value"]
     assert len(read_rows(tmp_path / "out")) == 2 * len(here)
     assert stored_rows(specs[1], tmp_path / "out") == beyond, "of rows that ask the same the last one counts"
-    assert stored_rows(Experiment(**SMALL, text="other.txt"), tmp_path / "out") == []
+    assert stored_rows(Sweep(**SMALL, text="other.txt"), tmp_path / "out") == []
 
 
 def test_rows_with_the_first_token_are_others(tmp_path):
     """Also for what reads rows without asking models; the first token is not predicted."""
-    plain, bos = (Experiment(**SMALL, schemes=["fp32"], bos=bos) for bos in (False, True))
+    plain, bos = (Sweep(**SMALL, schemes=["fp32"], bos=bos) for bos in (False, True))
     rows = [*sweep(plain, tmp_path), *sweep(bos, tmp_path)]
     assert [row["protocol"] for row in rows] == ["first-blocks"] * 2 + ["first-blocks+bos"] * 2
     assert len(read_rows(tmp_path)) == 4
@@ -213,7 +213,7 @@ def test_all_rows_of_a_model_are_of_the_same_weights(changed, tmp_path, monkeypa
         monkeypatch.setattr(states.StatesMeasurement, "shared", lambda _measurement, cell: id(cell))
     monkeypatch.setattr(ModelCache, "weights", weights)
     monkeypatch.setattr(ModelCache, "check_weights", lambda _model_cache: None)
-    asked = Experiment(**SMALL | {"models": ["pocket/gpt2-0.1m"]}, schemes=["fp32", "absmax"], stream=True)
+    asked = Sweep(**SMALL | {"models": ["pocket/gpt2-0.1m"]}, schemes=["fp32", "absmax"], stream=True)
     *finished, failed = sweep(asked, tmp_path)
     assert "the weights of 'pocket/gpt2-0.1m' changed while they were measured" in failed["failed"]
     if changed == "another question":

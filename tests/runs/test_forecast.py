@@ -129,7 +129,7 @@ def test_memory_is_that_of_kept_rows(kind):
 def test_memory_is_that_of_a_sweep(tmp_path, draws):
     """In a process of its own; the kept sweep is of code that held the operands of two draws at a time."""
     asked = {"models": ["smollm2-135m"], "schemes": ["llm.int8"], "draws": draws, "block": 512, "blocks": 1}
-    program = f"import outliers; outliers.run(outliers.Experiment(**{asked}), {str(tmp_path)!r})"
+    program = f"import outliers; outliers.run(outliers.Sweep(**{asked}), {str(tmp_path)!r})"
     subprocess.run([sys.executable, "-c", program], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True)
     assert 0.9 < share_forecast(Sweep(**asked), read_rows(tmp_path)) < 1.3
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outliers import Experiment, Trace, UserError, run, sweep
+from outliers import Sweep, Trace, UserError, run, sweep
 from outliers.commands.ablate import Ablation
 from outliers.commands.emergence import Emergence
 from outliers.commands.trace import OneModel
@@ -27,7 +27,7 @@ from tests.typed import call
 
 MODEL = "pocket/gpt2-0.1m"
 SMALL = {"block": 32, "blocks": 2}
-SWEPT = Experiment(name="small", models=[MODEL], schemes=["fp32", "absmax", "llm.int8"], **SMALL)
+SWEPT = Sweep(name="small", models=[MODEL], schemes=["fp32", "absmax", "llm.int8"], **SMALL)
 TRACED = OneModel(model=MODEL, alpha=3, **SMALL)
 
 

@@ -19,7 +19,7 @@ import pandas as pd
 import pytest
 import torch
 
-from outliers import Experiment, Trace, UserError, run, sweep
+from outliers import Sweep, Trace, UserError, run, sweep
 from outliers.commands.ablate import Ablation
 from outliers.commands.damage import Damage
 from outliers.commands.emergence import Emergence
@@ -67,7 +67,7 @@ def one_thread():
 @pytest.fixture(scope="module")
 def want(one_thread, tmp_path_factory) -> list[dict]:
     """The rows of an undisturbed run."""
-    return lasting(sweep(Experiment(**FIELDS), tmp_path_factory.mktemp("undisturbed")))
+    return lasting(sweep(Sweep(**FIELDS), tmp_path_factory.mktemp("undisturbed")))
 
 
 # Ctrl-C
@@ -117,10 +117,10 @@ def test_ctrl_c_where_nothing_is_missing_or_finished(monkeypatch, tmp_path):
     with pytest.raises(KeyboardInterrupt, match=r"^0 finished rows in"), Rows(tmp_path / "none"):
         signal.raise_signal(signal.SIGINT)
     assert not any(tmp_path.iterdir())
-    rows = sweep(Experiment(**FIELDS), tmp_path)
+    rows = sweep(Sweep(**FIELDS), tmp_path)
     before_call(monkeypatch, model_cache, "load_model", 1, press)
     with pytest.raises(KeyboardInterrupt, match=r"^8 finished rows in"):
-        sweep(Experiment(**FIELDS), tmp_path)
+        sweep(Sweep(**FIELDS), tmp_path)
     assert read_rows(tmp_path) == rows
 
 
@@ -185,13 +185,13 @@ from pathlib import Path
 from outlier_kernels.cpu import all_passes, has_int8_units
 from outliers.runs.rows import Rows
 from outliers.commands.sweep import sweep
-from outliers.commands.sweep import Experiment
+from outliers.commands.sweep import Sweep
 
 for one in vars(all_passes()).values() if has_int8_units() else ():  # here, so that no child spends its life on it
     getattr(one, "address", None)
 
 fields, out, moments, writes = json.loads(sys.argv[1]), Path(sys.argv[2]), *map(json.loads, sys.argv[3:5])
-experiment = Experiment(**fields)
+experiment = Sweep(**fields)
 
 def fork(folder, write=None):
     child = os.fork()
@@ -259,7 +259,7 @@ def test_killed_at_any_moment(tmp_path, want):
         kept = apart(read_rows(folder))
         assert lasting(kept) == apart(want)[: len(kept)]
         survived[name] = len(kept)
-        rows = sweep(Experiment(**FIELDS), folder)
+        rows = sweep(Sweep(**FIELDS), folder)
         assert apart(rows)[: len(kept)] == kept, "no finished row was measured again"
         assert lasting(rows) == want
         assert read_rows(folder) == rows
@@ -271,10 +271,10 @@ def test_killed_at_any_moment(tmp_path, want):
 
 
 def test_what_a_kill_left_is_no_row(tmp_path, want):
-    sweep(Experiment(**FIELDS), tmp_path)
+    sweep(Sweep(**FIELDS), tmp_path)
     (tmp_path / ".rows.jsonl.0123abcd.part").write_text('{"model"')
     (tmp_path / LOCK).write_text("process 1 on nowhere since long ago (none)\n")
-    assert lasting(sweep(Experiment(**FIELDS), tmp_path)) == want
+    assert lasting(sweep(Sweep(**FIELDS), tmp_path)) == want
     assert names(tmp_path) == {"rows.jsonl"}
 
 
@@ -425,7 +425,7 @@ def test_nothing_is_measured_where_not_even_the_lock_fits(monkeypatch, small_dis
     (disk / "filler").write_bytes(b"0" * 8192)
     monkeypatch.setattr(states, "_resident", lambda *_: pytest.fail("measured"))
     with pytest.raises(UserError, match="No space left on device"):
-        sweep(Experiment(**FIELDS), disk)
+        sweep(Sweep(**FIELDS), disk)
     assert names(disk) == {"filler"}
 
 
@@ -557,7 +557,7 @@ def test_weights_in_memory_are_not_those_of_a_changed_file(tmp_path, change):
 
 def test_a_changed_checkpoint_is_measured_anew(tmp_path):
     folder = own(tmp_path)
-    experiment = Experiment(models=[str(folder)], schemes=["fp32"], block=64, blocks=2)
+    experiment = Sweep(models=[str(folder)], schemes=["fp32"], block=64, blocks=2)
     (old,) = sweep(experiment, tmp_path / "out")
     alter(folder / "model.safetensors")
     (new,) = sweep(experiment, tmp_path / "out")

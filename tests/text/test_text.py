@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from outliers import Experiment, UserError, load_tokenizer, sweep
+from outliers import Sweep, UserError, load_tokenizer, sweep
 from outliers.commands.trace import OneModel
 from outliers.text.blocks import find_text, load_text, sequences, tokens_hash
 from outliers.text.documents import read_file, sample
@@ -288,7 +288,7 @@ def test_token_ids_of_ones_own(tokenizer):
     assert (with_first[:, 0] == 7).all()
     assert [text_name(ids), text_name(ids[:48].view(6, 8))] == ["tensor of 50 token ids", "tensor of 6 x 8 token ids"]
     assert [find_text(ids).protocol, find_text(ids[None]).protocol] == ["first-blocks", "given-blocks"]
-    spec = Experiment(models=["x"], text=ids, block=8)
+    spec = Sweep(models=["x"], text=ids, block=8)
     assert spec.model_copy(update={"blocks": 1}).text is spec.text is ids
     assert json.loads(spec.model_dump_json())["text"] == "tensor of 50 token ids"
     with pytest.raises(UserError, match="blocks already get no first token; run without --bos"):
@@ -412,16 +412,16 @@ def test_texts_that_an_experiment_does_not_take(text):
 def test_rows_of_a_text_of_ones_own(tmp_path):
     """They name it, are found again by its tokens, and are not taken for those of another one."""
     fields = {"models": ["pocket/gpt2-0.1m"], "schemes": ["fp32"], "block": 16, "blocks": 2}
-    (one,) = sweep(Experiment(**fields, text=DOCUMENTS), tmp_path)
+    (one,) = sweep(Sweep(**fields, text=DOCUMENTS), tmp_path)
     assert (one["text"], one["protocol"]) == ("list of 12 documents", "first-blocks")
     blocks = load_text(DOCUMENTS, load_tokenizer("pocket/gpt2-0.1m"), 16, 2)
     assert one["tokens_hash"] == tokens_hash(blocks)
-    assert sweep(Experiment(**fields, text=list(DOCUMENTS)), tmp_path) == [one]
-    (other,) = sweep(Experiment(**fields, text=DOCUMENTS[::-1]), tmp_path)
+    assert sweep(Sweep(**fields, text=list(DOCUMENTS)), tmp_path) == [one]
+    (other,) = sweep(Sweep(**fields, text=DOCUMENTS[::-1]), tmp_path)
     assert other["value"] != one["value"]
-    (of_ids,) = sweep(Experiment(**fields, text=blocks), tmp_path)
+    (of_ids,) = sweep(Sweep(**fields, text=blocks), tmp_path)
     assert (of_ids["value"], of_ids["text"]) == (one["value"], "tensor of 2 x 16 token ids")
-    (of_lists,) = sweep(Experiment(**fields, text=blocks.tolist()), tmp_path)
+    (of_lists,) = sweep(Sweep(**fields, text=blocks.tolist()), tmp_path)
     assert (of_lists["value"], of_lists["text"]) == (one["value"], "list of 2 documents")
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import outliers
 from outliers import Planted, Quantized, Together, UserError, calibrate, plant, quantize, run, trace
 from outliers.commands.ablate import Ablation
-from outliers.commands.sweep import Experiment, sweep
+from outliers.commands.sweep import Sweep, sweep
 from outliers.criterion import OF_EVERY_STACK
 from outliers.metrics.perplexity import perplexities, perplexity
 from outliers.models.anatomy import projections
@@ -195,7 +195,7 @@ def test_an_ablation_under_a_scheme_has_rows_of_its_own(stream, tmp_path):
 @pytest.mark.parametrize("stream", [False, True])
 def test_numbers_are_those_of_a_model_in_which_something_is_skipped(stream, models, tmp_path):
     fields = {"block": 32, "blocks": 1, "stream": stream, "skip": ["*.c_proj"]}
-    row = sweep(Experiment(models=[MODEL], schemes=["absmax"], **fields), tmp_path)[-1]
+    row = sweep(Sweep(models=[MODEL], schemes=["absmax"], **fields), tmp_path)[-1]
     blocks = sample_blocks(MODEL, 32, 1)
     some = quantize(models[0], "absmax", skip=["*.c_proj"])
     assert row["value"] == pytest.approx(perplexity(some, blocks), rel=1e-6)
