@@ -281,7 +281,7 @@ MUTATIONS = {
         )
     ],
     "outliers/files.py": [("status.st_nlink > 1", "status.st_nlink > 2")],
-    "outliers/runs/traces.py": [("trace.about.keys() - unknown} == about", "trace.about.keys() - unknown} != about")],
+    "outliers/runs/traces.py": [("trace.labels.keys() - unknown} == about", "trace.labels.keys() - unknown} != about")],
     "outliers/metrics/accuracy.py": [("logits.max(1, keepdim=True)", "logits.min(1, keepdim=True)")],
     "outliers/models/stored/compressed.py": [
         ('sizes.fields.get("type") == "float"', 'sizes.fields.get("type") != "float"')

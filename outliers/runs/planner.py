@@ -342,7 +342,7 @@ class Planner:
         for task, path in store.derived():
             ((_, file),) = self._results([task])
             file.save(path)
-        return [([store.traces], {"weights_hash": store.about["weights_hash"]}, joined(costs or [reading.fields]))]
+        return [([store.traces], {"weights_hash": store.labels["weights_hash"]}, joined(costs or [reading.fields]))]
 
     def _parts_after(self, subject: Subject, done: int) -> list[slice]:
         """Return the parts of the text, after its first blocks, that are traced at once.

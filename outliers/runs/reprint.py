@@ -29,7 +29,7 @@ from outliers.models.pocket.ladder import LADDER
 from outliers.models.source import local_place
 from outliers.runs.rows import FILE as ROWS
 from outliers.text.documents import HUB, TEXTS
-from outliers.tracing.requests import STEM, about_of, exchange_traces, request_of
+from outliers.tracing.requests import STEM, exchange_traces, labels_of, request_of
 
 FILE = ".printed.json"  # record of what a run printed, beside its rows, tables, figures and page
 PIECE = 1 << 20  # bytes of a file that are read at once
@@ -165,7 +165,7 @@ def record_run(
     wrote, files = list(wrote), {str(file): _stamp(folder / file) for file in inside if file.parts[0] != EARLIER}
     others = sorted(files.keys() - {*wrote, ROWS})
     trace = next((name for name in others if name.startswith(f"{STEM}.")), None)
-    about = trace and about_of(folder / trace)
+    labels = trace and labels_of(folder / trace)
     names = [trace, *(name for name in others if name != trace)]  # of the trace, and of files derived from it
     record = {
         "request": page_request(experiments),
@@ -174,7 +174,7 @@ def record_run(
         "named": _stamps(*(file for experiment in experiments for file in _files_named(experiment))) if here else {},
         "wrote": wrote,
         "files": files,
-        "trace": {"request": request_of(about), "names": names} if about else None,
+        "trace": {"request": request_of(labels), "names": names} if labels else None,
         "printed": text,
     }
     write_whole(folder / FILE, json.dumps(record))

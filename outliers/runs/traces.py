@@ -14,7 +14,7 @@ from outliers.subjects.cell import Cell, Subject, Task
 from outliers.subjects.model_cache import ModelCache, check_same_weights
 from outliers.tracing.excerpt import Excerpt, excerpt, features_to_show
 from outliers.tracing.masks import Masks, masks
-from outliers.tracing.requests import STEM, about_of, exchange_traces, request_of
+from outliers.tracing.requests import STEM, exchange_traces, labels_of, request_of
 from outliers.tracing.result import Trace, merged
 
 # File names in the folder of the rows.
@@ -30,7 +30,7 @@ def file_of_stack(file: str, stack: str) -> str:
 
 
 class TraceStore:
-    """The trace of each view of a cell's model, in files of a folder; their `about` identifies the weights.
+    """The trace of each view of a cell's model, in files of a folder; their `labels` identifies the weights.
 
     traces: those of the first blocks of the text, as far as they are known.
     """
@@ -38,7 +38,7 @@ class TraceStore:
     def __init__(self, folder: Path, cell: Cell, provenance: dict):
         self.folder, self.cell, self.provenance = folder, cell, provenance
         self.stacks = stack_view_names(cell.subject.config)
-        self.about = cell.subject.request | provenance | {"roles": cell.metric.roles}
+        self.labels = cell.subject.request | provenance | {"roles": cell.metric.roles}
         self.traces: list[Trace] = []
         self._arrived: dict[int, list[Trace]] = {}  # parts of the text by their first block, until those before come
 
@@ -59,11 +59,11 @@ class TraceStore:
         names = [file_of_stack(file, stack) for stack in self.stacks for file in files] + [MASKS, MASKS_LISTED]
         shown = self.folder / names[0]
         check_replaceable(shown)
-        before = about_of(shown) or self.about
+        before = labels_of(shown) or self.labels
         if not force:
-            subjects = [(one.get("model", ""), one.get("checkpoint")) for one in (self.about | before, self.about)]
+            subjects = [(one.get("model", ""), one.get("checkpoint")) for one in (self.labels | before, self.labels)]
             check_alone(self.folder, *subjects)
-        exchange_traces(self.folder, request_of(self.about), names)
+        exchange_traces(self.folder, request_of(self.labels), names)
         try:
             yield
         finally:
@@ -73,7 +73,7 @@ class TraceStore:
     def find(self) -> None:
         """Take the saved traces of all views if they have the same source and the same number of blocks."""
         tokens, most = self.cell.metric.tokens, len(self.cell.subject.blocks)
-        saved = [trace for trace in (_saved_trace(stem, self.about, tokens, most) for stem in self._stems) if trace]
+        saved = [trace for trace in (_saved_trace(stem, self.labels, tokens, most) for stem in self._stems) if trace]
         if len(saved) == len(self._stems) and len({trace.sequences for trace in saved}) == 1:
             self.traces = saved
 
@@ -86,19 +86,19 @@ class TraceStore:
 
     def check(self, weights: dict) -> None:
         """Forget the traces if they are of other weights."""
-        self.about |= weights
-        self.traces = self.traces if all(trace.about == self.about for trace in self.traces) else []
+        self.labels |= weights
+        self.traces = self.traces if all(trace.labels == self.labels for trace in self.traces) else []
 
     def add(self, first: int, part: list[Trace], weights: dict) -> None:
         """Add the traces of a part of the text, from a block on; those before may come later."""
-        check_same_weights(self.cell.subject.name, [self.about | weights, weights | self.about])
-        self.about |= weights
+        check_same_weights(self.cell.subject.name, [self.labels | weights, weights | self.labels])
+        self.labels |= weights
         self._arrived[first] = part
         while self.done in self._arrived:  # in the order of the text, so that a saved trace is of its beginning
             part = self._arrived.pop(self.done)
             self.traces = merged([self.traces, part]) if self.traces else part
             for trace in self.traces:
-                trace.about = self.about
+                trace.labels = self.labels
 
     def save(self) -> None:
         for trace, stem in zip(self.traces, self._stems, strict=True):
@@ -115,7 +115,7 @@ class TraceStore:
         for trace in () if subject.experiment.stream else self.traces:  # which would read all layers once more
             path = self.folder / file_of_stack(EXCERPT, trace.stack)
             if saved_excerpt(path, trace) is None:
-                arguments = self.provenance, features_to_show(trace), trace.stack or None, trace.about
+                arguments = self.provenance, features_to_show(trace), trace.stack or None, trace.labels
                 yield Task("excerpt", _excerpt, subject, arguments), path
 
     @property
@@ -127,7 +127,7 @@ def _is_newer(file: Path, than: Path) -> bool:
     return file.is_file() and file.stat().st_mtime_ns > than.stat().st_mtime_ns
 
 
-def _saved_trace(stem: Path, about: dict, tokens: bool, most: int) -> Trace | None:
+def _saved_trace(stem: Path, labels: dict, tokens: bool, most: int) -> Trace | None:
     """Return the saved trace if it is known to have the same source, or None.
 
     It is also None if tokens are requested that the trace lacks. The weights of a streamed model may be unknown. Raises
@@ -142,8 +142,8 @@ def _saved_trace(stem: Path, about: dict, tokens: bool, most: int) -> Trace | No
     except UserError as error:
         logger.info(f"{error}; this run does")
         return None
-    unknown = {"weights_hash"} - about.keys()
-    same = {field: trace.about[field] for field in trace.about.keys() - unknown} == about
+    unknown = {"weights_hash"} - labels.keys()
+    same = {field: trace.labels[field] for field in trace.labels.keys() - unknown} == labels
     whole = trace.names or not tokens
     return trace if same and whole and trace.sequences <= most else None
 
@@ -154,9 +154,9 @@ def _excerpt(
     provenance: dict,
     features: dict[str, list[int]],
     stack: str | None,
-    about: dict,
+    labels: dict,
 ) -> Excerpt:
-    return replace(excerpt(subject.load(model_cache, provenance), subject.blocks[0], features, stack), about=about)
+    return replace(excerpt(subject.load(model_cache, provenance), subject.blocks[0], features, stack), labels=labels)
 
 
 def _masks(model_cache: ModelCache, subject: Subject, provenance: dict, of: Trace) -> Masks:
@@ -169,4 +169,4 @@ def saved_excerpt(path: Path, trace: Trace) -> Excerpt | None:
         excerpt = Excerpt.load(path)
     except UserError:
         return None
-    return excerpt if excerpt.about == trace.about else None
+    return excerpt if excerpt.labels == trace.labels else None

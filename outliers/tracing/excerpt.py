@@ -30,13 +30,13 @@ class Excerpt:
     """The inputs of projections over the first positions of a text, at some features of each role.
 
     tokens: ids, int64 (T,). features: by role, int64 (features,). values: by role, bfloat16 (layers, T, features).
-    about: its source, as in a trace.
+    labels: its source, as in a trace.
     """
 
     tokens: torch.Tensor
     features: dict[str, torch.Tensor]
     values: dict[str, torch.Tensor]
-    about: dict = field(default_factory=dict)
+    labels: dict = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         """Write the excerpt as one safetensors file.
@@ -47,7 +47,7 @@ class Excerpt:
         tensors = {"tokens": self.tokens.contiguous()}
         tensors |= {f"{role}.features": features for role, features in self.features.items()}
         tensors |= {f"{role}.values": values.contiguous() for role, values in self.values.items()}
-        write_whole(path, save(tensors, {"about": json.dumps(self.about)}))
+        write_whole(path, save(tensors, {"labels": json.dumps(self.labels)}))
 
     @classmethod
     def load(cls, path: Path) -> "Excerpt":
@@ -59,7 +59,8 @@ class Excerpt:
         try:
             check_file(path)
             with safe_open(path, "pt") as file:
-                about = json.loads((file.metadata() or {})["about"])
+                metadata = file.metadata() or {}
+                labels = json.loads(metadata.get("labels") or metadata["about"])  # "about" up to version 0.2.0
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
             roles = [name.removesuffix(".features") for name in tensors if name.endswith(".features")]
             parts = [{role: tensors[f"{role}.{part}"] for role in roles} for part in ("features", "values")]
@@ -67,7 +68,7 @@ class Excerpt:
                 tokens, count = len(tensors["tokens"]), len(features)
                 if features.dtype != torch.int64 or values.shape[1:] != (tokens, count):
                     raise ValueError(f"its values are {tuple(values.shape)} for {tokens} tokens and {count} features")
-            return cls(tensors["tokens"], *parts, about)
+            return cls(tensors["tokens"], *parts, labels)
         except (OSError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
             raise UserError(f"cannot read an excerpt from '{path}': {reason_of(error, 200)}; trace again") from None
 

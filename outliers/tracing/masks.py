@@ -31,18 +31,18 @@ from outliers.tracing.trace import trace as trace_of
 class Masks:
     """The outliers in the hidden states of a text, by their names in TransformerLens (docs/names.md#masks).
 
-    features: bool (features,). tokens: bool (blocks, T), False after the end of a shorter block. about: the model, its
+    features: bool (features,). tokens: bool (blocks, T), False after the end of a shorter block. labels: the model, its
     weights, the text and its tokens, and the criterion.
     """
 
     features: dict[str, torch.Tensor]
     tokens: dict[str, torch.Tensor]
-    about: dict
+    labels: dict
 
     def save(self, stem: str | Path) -> None:
         """Write the masks to `stem`.safetensors and their indices to `stem`.json.
 
-        The first file has the masks as NAME.features and NAME.tokens. The second has their `about` and, by name, the
+        The first file has the masks as NAME.features and NAME.tokens. The second has their `labels` and, by name, the
         layer, the role, the features, and the positions in each block.
 
         Raises:
@@ -57,8 +57,8 @@ class Masks:
         tensors = {
             f"{name}.{kind}": mask for kind in ("features", "tokens") for name, mask in getattr(self, kind).items()
         }
-        write_whole(stem.with_name(f"{stem.name}.safetensors"), save(tensors, {"about": json.dumps(self.about)}))
-        write_whole(stem.with_name(f"{stem.name}.json"), json.dumps({"about": self.about, "hooks": hooked}) + "\n")
+        write_whole(stem.with_name(f"{stem.name}.safetensors"), save(tensors, {"labels": json.dumps(self.labels)}))
+        write_whole(stem.with_name(f"{stem.name}.json"), json.dumps({"labels": self.labels, "hooks": hooked}) + "\n")
 
 
 @with_bar
@@ -141,7 +141,7 @@ def _about(model: PreTrainedModel, ids: list[torch.Tensor], trace: Trace) -> dic
     if not is_streamed(model):
         of_model["weights_hash"] = weights_hash(model)
     of_trace = {
-        name: trace.about[name] for name in ("model", "revision", "weights_hash", "text") if name in trace.about
+        name: trace.labels[name] for name in ("model", "revision", "weights_hash", "text") if name in trace.labels
     }
     of_tokens = {"tokens_hash": tokens_hash(pad_sequence(ids, batch_first=True, padding_value=-1))}
     criterion = {"alpha": trace.alpha, "layers": LAYERS, "positions": POSITIONS}

@@ -16,20 +16,21 @@ from outliers.files import EARLIER, check_file, move
 STEM = "trace"  # of the name of a trace file
 
 
-def about_of(path: Path) -> dict | None:
-    """Return the `about` of a trace file by reading its header only; None if there is none."""
+def labels_of(path: Path) -> dict | None:
+    """Return the `labels` of a trace file by reading its header only; None if there is none."""
     try:
         check_file(path)
         with safe_open(path, "np") as file:
-            about = json.loads((file.metadata() or {})["trace"])["about"]
-        return about if isinstance(about, dict) else None
+            header = json.loads((file.metadata() or {})["trace"])
+            labels = header["labels" if "labels" in header else "about"]  # "about" up to version 0.2.0
+        return labels if isinstance(labels, dict) else None
     except (UserError, OSError, LookupError, TypeError, ValueError, RecursionError, SafetensorError):
         return None
 
 
-def request_of(about: dict) -> str:
+def request_of(labels: dict) -> str:
     """Return a name of a trace's source, without weights and code, which change within a request."""
-    request = {name: value for name, value in about.items() if name not in ("weights_hash", "code")}
+    request = {name: value for name, value in labels.items() if name not in ("weights_hash", "code")}
     return f"{STEM}-{hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:12]}"
 
 
@@ -41,7 +42,7 @@ def exchange_traces(folder: Path, request: str, names: Sequence[str]) -> None:
         request: by `request_of`.
         names: of the trace file, first, and of the files derived from it.
     """
-    before = about_of(folder / names[0])
+    before = labels_of(folder / names[0])
     if before and (theirs := request_of(before)) != request:
         move(folder, folder / EARLIER / theirs, names)
     if not (folder / names[0]).exists():

@@ -42,7 +42,7 @@ class Trace:
 
     alpha: magnitude from which on an entry is a hit. roles: the traced roles. block: tokens of the longest sequence
     (T). sequences: their number. heads: attention heads per layer; 0 if attention was not traced. stack: the name of
-    the stack of layers, if the model has several; first_layer: the number of its first layer among all. about: the
+    the stack of layers, if the model has several; first_layer: the number of its first layer among all. labels: the
     source of the trace, free to use. architecture: the model type in its configuration. modules: by role, the paths of
     the modules that read it in each layer, and by "residual", the path of the layer; empty in traces of earlier
     versions. experts: number of experts of a layer (E), in a mixture. widths: for roles whose layers differ in their
@@ -105,7 +105,7 @@ class Trace:
     sketch: Counter
     stack: str = ""
     first_layer: int = 0
-    about: dict = field(default_factory=dict)
+    labels: dict = field(default_factory=dict)
     names: dict[int, tuple[str, str]] = field(default_factory=dict)
     architecture: str = ""
     modules: dict[str, list[list[str]]] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class Trace:
     def __repr__(self) -> str:
         """Summarize the source, the outlier features and the largest value, in up to five lines."""
         widths = {role: self.statistics[f"{role}.min"].shape[1] for role in self.roles}
-        model = f" of {self.about['model']}" if "model" in self.about else ""
+        model = f" of {self.labels['model']}" if "model" in self.labels else ""
         of_roles = ", ".join(f"{role} {width:,}" for role, width in widths.items())
         lengths = "" if self.positions == self.sequences * self.block else "up to "
         lines = [
@@ -151,7 +151,7 @@ class Trace:
     def merge(self, other: "Trace") -> "Trace":
         """Return the trace of both texts: counts, extremes and sketches are exact, float64 sums up to rounding.
 
-        Entries of `about` that only one of them has are kept.
+        Entries of `labels` that only one of them has are kept.
 
         Raises:
             UserError: the traces are of different roles or alphas, or of models of different shapes; only one has
@@ -167,15 +167,15 @@ class Trace:
             raise UserError("cannot merge traces of models of different shapes")
         if any(self.names[token] != other.names[token] for token in self.names.keys() & other.names.keys()):
             raise UserError("cannot merge traces whose tokens have different names; trace both with one tokenizer")
-        for what in self.about.keys() & other.about.keys():
-            mine, theirs = self.about[what], other.about[what]
+        for what in self.labels.keys() & other.labels.keys():
+            mine, theirs = self.labels[what], other.labels[what]
             if mine != theirs:
                 raise UserError(f"cannot merge traces whose {what} are {shown(mine)} and {shown(theirs)}")
         merged = {name: combine(name, self.statistics[name], other.statistics[name]) for name in self._shapes()}
         if self.names:
             merged |= tokens.merged(self.statistics, other.statistics)
         sizes = {"block": max(self.block, other.block), "sequences": self.sequences + other.sequences}
-        both = {"statistics": merged, "sketch": self.sketch + other.sketch, "about": self.about | other.about}
+        both = {"statistics": merged, "sketch": self.sketch + other.sketch, "labels": self.labels | other.labels}
         return replace(self, **sizes, **both, names=self.names | other.names)
 
     def _shapes(self) -> dict[str, tuple]:
@@ -257,7 +257,7 @@ class Trace:
             ):
                 if tokens.any():
                     found |= of_experts(self.architecture, layer, sums(states, tokens), sums(units, tokens))
-        write_imatrix(path, found, str(self.about.get("text", UNKNOWN)), self.sequences, self.block)
+        write_imatrix(path, found, str(self.labels.get("text", UNKNOWN)), self.sequences, self.block)
         dead = self.dead_features().groupby(["role", "layer"], sort=False)["feature"].agg(list)
         if len(dead):
             width = sum(squares.numel() for name, squares in self.statistics.items() if name.endswith(".squares"))

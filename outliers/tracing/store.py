@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import torch
 from pyarrow import ArrowException, parquet
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
@@ -45,7 +45,7 @@ class Header(BaseModel):
     heads: NonNegativeInt
     stack: str = ""
     first_layer: NonNegativeInt = 0
-    about: dict
+    labels: Annotated[dict, Field(validation_alias=AliasChoices("labels", "about"))]  # "about" up to version 0.2.0
     names: dict[NonNegativeInt, tuple[Annotated[str, AfterValidator(_checked_name)], Literal[TYPES[1:]]]] = {}
     architecture: str = ""
     experts: NonNegativeInt = 0

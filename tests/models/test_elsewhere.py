@@ -97,7 +97,7 @@ def calibrated(model) -> dict:
 
 def marked(model) -> tuple:
     masks = outliers.masks(model, BLOCKS)
-    return {name: mask.tolist() for name, mask in masks.features.items()}, masks.about
+    return {name: mask.tolist() for name, mask in masks.features.items()}, masks.labels
 
 
 # What each public function says of a model.

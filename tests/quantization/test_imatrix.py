@@ -73,7 +73,7 @@ def _paths(model) -> dict[str, str]:
 
 def test_the_fields_are_those_of_llama_cpp(blocks, tmp_path):
     trace = outliers.trace(make_model("llama"), blocks)
-    trace.about["text"] = "mine.txt"
+    trace.labels["text"] = "mine.txt"
     trace.save_imatrix(tmp_path / "imatrix.gguf")
     fields, _ = read(tmp_path / "imatrix.gguf")
     assert fields == {

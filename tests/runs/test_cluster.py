@@ -208,7 +208,7 @@ def test_a_trace_in_parts_is_the_trace_of_all(tmp_path):
     want, want_rows = trace_model(OneModel(**spec), tmp_path / "here")
     found, rows = trace_model(OneModel(**spec, engine="ray"), tmp_path / "there")
     assert found.sketch == want.sketch
-    assert found.about == want.about
+    assert found.labels == want.labels
     assert found.names == want.names
     for name, value in want.statistics.items():
         torch.testing.assert_close(found.statistics[name], value, rtol=1e-12, atol=0)

@@ -349,7 +349,7 @@ DAMAGES = {
     "half a block": header(block=0.5),
     "more sequences than there are numbers": header(sequences=-1),
     "an unknown field": header(extra=1),
-    "about text": header(about="text"),
+    "about text": header(labels="text"),
     "a missing tensor": tensors(lambda found: found.pop("ffn_in.squares")),
     "an unknown tensor": tensors(lambda found: found.update(new=torch.ones(1))),
     "another shape": tensors(lambda found: found.update({"attn_in.max": found["attn_in.max"][:, :-1].clone()})),
@@ -403,7 +403,7 @@ def test_what_is_no_file_is_no_trace(folder, make):
 
 def test_a_trace_of_more_blocks_is_not_that_of_fewer(traced, tmp_path):
     found = Trace.load(traced / "trace")
-    more = replace(found.merge(found), about=found.about)
+    more = replace(found.merge(found), labels=found.labels)
     more.save(tmp_path / "trace")
     again, _ = trace_model(TRACED, tmp_path)
     assert again.sequences == TRACED.blocks

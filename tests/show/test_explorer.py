@@ -55,7 +55,7 @@ def test_the_excerpt_holds_what_the_layers_read(traced):
 
 def test_it_is_of_the_telling_features(traced):
     found, of = Excerpt.load(traced[1] / EXCERPT), Trace.load(traced[1] / "trace")
-    assert found.about == of.about
+    assert found.labels == of.labels
     assert {role: some.tolist() for role, some in found.features.items()} == features_to_show(of)
     assert found.features["attn_in"].tolist() == found.features["ffn_in"].tolist()
     largest = of.largest("ffn_out").amax(0).sort(descending=True).indices[:FEATURES]

@@ -96,8 +96,8 @@ def test_files_are_read_without_this_project(planted, blocks, tmp_path):
 
 def test_it_is_said_what_they_are_of(planted, blocks):
     trace = outliers.trace(planted, blocks, alpha=5.0)
-    trace.about |= {"model": "mine", "text": "c4"}
-    about = outliers.masks(planted, blocks[:2], trace).about
+    trace.labels |= {"model": "mine", "text": "c4"}
+    about = outliers.masks(planted, blocks[:2], trace).labels
     criterion = {"alpha": 5.0, "layers": 0.25, "positions": 0.06, "massive": 100.0, "massive_ratio": 1000.0}
     of_model = {"model": "mine", "revision": None, "text": "c4", "weights_hash": weights_hash(planted)}
     assert about == of_model | {"tokens_hash": tokens_hash(blocks[:2]), "criterion": criterion}
@@ -116,8 +116,8 @@ def test_padding_is_never_marked(planted, blocks, side):
 def test_a_run_writes_them(tmp_path):
     trace, rows = trace_model(OneModel(model="pocket/gpt2-1.7m", blocks=2, block=128, masks=True), tmp_path)
     written = json.loads((tmp_path / "masks.json").read_text())
-    assert (written["about"]["model"], written["about"]["text"]) == ("pocket/gpt2-1.7m", "sample")
-    assert {name: written["about"][name] for name in ("tokens_hash", "weights_hash")} == {
+    assert (written["labels"]["model"], written["labels"]["text"]) == ("pocket/gpt2-1.7m", "sample")
+    assert {name: written["labels"][name] for name in ("tokens_hash", "weights_hash")} == {
         name: rows[0][name] for name in ("tokens_hash", "weights_hash")
     }
     found = {feature for of_hook in written["hooks"].values() for feature in of_hook["features"]}

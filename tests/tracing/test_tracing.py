@@ -422,22 +422,26 @@ def test_what_does_not_belong_together_is_not_merged(gpt2):
 def test_traces_of_different_things_are_not_merged(gpt2):
     """What both say must agree; what one says stays."""
     _, _, (one, two, *_), _ = gpt2
-    about = {"model": "a", "weights_hash": "0" * 16, "text": "sample"}
-    silent, said = replace(one), replace(two, about=about)
-    assert silent.merge(said).about == said.merge(silent).about == said.merge(said).about == about
-    assert silent.merge(two).about == silent.about == {}, "and neither of the two is changed"
-    more = replace(one, about={"text": "sample", "streamed": True})
-    assert said.merge(more).about == about | {"streamed": True}
-    for what in about:
+    labels = {"model": "a", "weights_hash": "0" * 16, "text": "sample"}
+    silent, said = replace(one), replace(two, labels=labels)
+    assert silent.merge(said).labels == said.merge(silent).labels == said.merge(said).labels == labels
+    assert silent.merge(two).labels == silent.labels == {}, "and neither of the two is changed"
+    more = replace(one, labels={"text": "sample", "streamed": True})
+    assert said.merge(more).labels == labels | {"streamed": True}
+    for what in labels:
         with pytest.raises(UserError, match=f"cannot merge traces whose {what} are '.*' and 'other'"):
-            said.merge(replace(two, about=about | {what: "other"}))
+            said.merge(replace(two, labels=labels | {what: "other"}))
 
 
 def test_save_and_load(gpt2, tmp_path):
     found = trace(*gpt2[:2], alpha=ALPHA)
-    found.about["model"] = "small"
+    found.labels["model"] = "small"
     found.save(tmp_path / "found")
     assert {path.name for path in tmp_path.iterdir()} == {"found.safetensors"}
+    written = (tmp_path / "found.safetensors").read_bytes()
+    earlier = written.replace(rb'\"labels\":', rb'\"about\": ')  # as version 0.2.0 called them
+    (tmp_path / "earlier.safetensors").write_bytes(earlier)
+    assert earlier != written and Trace.load(tmp_path / "earlier").labels == {"model": "small"}
     loaded = Trace.load(tmp_path / "found")
     assert loaded.statistics.keys() == found.statistics.keys()
     assert all(torch.equal(loaded.statistics[name], value) for name, value in found.statistics.items())
@@ -776,7 +780,7 @@ def test_a_trace_prints_in_five_lines(with_tokens, gpt2):
     *_, found = with_tokens
     few = found.outlier_features(layers=0, positions=0)
     assert len(few) == 32
-    lines = repr(replace(found, about={"model": "small"})).splitlines()
+    lines = repr(replace(found, labels={"model": "small"})).splitlines()
     assert lines[0] == "Trace of small: 6 sequences × up to 24 tokens, alpha 1.5"
     assert lines[1] == "  2 layers × features: attn_in 32, attn_out 32, ffn_in 32, ffn_out 128"
     outliers = found.outlier_features()["feature"].tolist()

@@ -104,10 +104,10 @@ def test_traces_of_all_requests_are_kept(tmp_path, monkeypatch):
 def test_a_kept_trace_of_other_roles_is_not_taken_for_this(tmp_path):
     """As a version of this project that traced fewer has left it."""
     found, rows = trace_model(OneModel(**TRACED), tmp_path)
-    found.about["roles"] = list(PAPER)
+    found.labels["roles"] = list(PAPER)
     found.save(tmp_path / "trace")
     again, new = trace_model(OneModel(**TRACED), tmp_path)
-    assert again.about["roles"] == list(OF_EVERY_STACK)
+    assert again.labels["roles"] == list(OF_EVERY_STACK)
     assert new == rows
 
 
