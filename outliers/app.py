@@ -74,11 +74,10 @@ def _measuring(name: str, command: Command) -> Callable:
             _redraw(name, experiment_type, redraw, out, [positional, models, force, *given.values()])
             return
         places = [positional] if isinstance(positional, str) else positional or []
-        fields = {  # fields split their values at commas
-            field: ",".join(value) if isinstance(value, list) and field not in APART else value
-            for field, value in given.items()
-            if value is not None
-        }
+        fields = {field: value for field, value in given.items() if value is not None}
+        for field, value in fields.items():
+            if isinstance(value, list) and field not in APART:
+                fields[field] = [part for entry in value for part in entry.split(",") if part]
         experiment = command.completed(
             _specified(name, command, experiment_type, places, models or [], bool(adapter), fields)
         )

@@ -3,7 +3,7 @@
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
 
 from outliers.errors import UserError, shown, unknown_name
@@ -84,8 +84,13 @@ class Unreadable(Variant):
 
 def variant_of(row: Mapping) -> Variant:
     """Return the variant of a row, or the scheme of a published row."""
+    return _named(row.get("variant", row["scheme"]))
+
+
+@cache
+def _named(written: str) -> Variant:
     try:
-        return variant(row.get("variant", row["scheme"]))
+        return variant(written)
     except UserError:
         return Unreadable()
 

@@ -77,7 +77,7 @@ def int8_table(name: str, caption: str, ends: Sequence[Setting], published: dict
     cells = [
         [
             setting.model,
-            *("yes" if part in setting.int8.split(", ") else "" for part in RECIPE_PARTS.values()),
+            *("yes" if part in setting.int8 else "" for part in RECIPE_PARTS.values()),
             setting.decomposition,
             *perplexities(setting),
             *(column.get(setting.key, MISSING) for column in published.values()),
