@@ -8,7 +8,7 @@ from outliers.app import commands, record_of, run
 from outliers.config.files import experiment_files
 from outliers.errors import UserError, unknown_name
 from outliers.models.names import PACKAGED, packaged_file, pocket_models
-from outliers.terminal.command import answering, called
+from outliers.terminal.command import called, reporting_mistakes
 
 
 def overview() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
         return
     if name not in ("--version", "--help"):
         refuse(name)
-    with answering():
+    with reporting_mistakes():
         if name == "--version":
             print(f"outliers {outliers.__version__}")
         else:
@@ -45,7 +45,7 @@ def main() -> None:
 
 def refuse(name: str) -> None:
     """Say in one line which command was meant by a name that is none, and exit."""
-    with answering():
+    with reporting_mistakes():
         if name in {known.partition("/")[0] for known in experiment_files()}:
             raise UserError(f"'{name}' is no command but experiments; `{' '.join(called('report'))} {name}` runs them")
         raise unknown_name("command", name, commands())

@@ -34,7 +34,7 @@ from outliers.metrics.latency import latency, timed
 from outliers.metrics.linear_layer import ways
 from outliers.models.decoder import run_decoder
 from outliers.subjects.provenance import environment, hash_of
-from outliers.terminal.command import answering
+from outliers.terminal.command import reporting_mistakes
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "results" / "kept" / "gpu"
@@ -232,7 +232,7 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("section", nargs="?", choices=SECTIONS)
     section = options.parse_args().section
-    with answering():
+    with reporting_mistakes():
         if not torch.cuda.is_available():
             raise UserError(
                 f"torch {torch.__version__} finds no NVIDIA GPU, which all of this is for; "

@@ -50,7 +50,7 @@ class Damage(Experiment):
     """The damage of schemes to one model, by the arguments of `outliers.damage`."""
 
     takes = (*CALIBRATED, *UNDER_SCHEMES)
-    view = "outliers.views.damage:kept_damage_section"
+    view = "outliers.views.damage:damage_rows_section"
 
     name: Name = "damage"
     model: Model

@@ -120,7 +120,7 @@ class Cells(Parameters, Experiment):
         return [CellPlan.of(subject, [Cell(subject, *pair) for pair in pairs]) for subject, pairs in subjects]
 
 
-def _beside_baseline(experiment: Cells) -> Cells:
+def _with_baseline(experiment: Cells) -> Cells:
     """Put the unmodified model before variants without it whose perplexity is measured: costs are relative to it."""
     from outliers.variants.quantized import EXACT  # late, as for variants
 
@@ -145,5 +145,5 @@ Examples:
 `python -m outliers.measure smollm2-135m --metric agreement --variant llm.int8+skip=layers.11 --draws 4`
 """,
     Cells,
-    completed=_beside_baseline,
+    completed=_with_baseline,
 )

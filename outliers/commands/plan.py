@@ -59,7 +59,7 @@ class Planning(Experiment):
 
     takes = (*CALIBRATED, "revision")
     command = "plan"
-    view = "outliers.views.plan:kept_plan_section"
+    view = "outliers.views.plan:plan_rows_section"
 
     name: Name = "plan"
     model: Model

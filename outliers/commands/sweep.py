@@ -46,7 +46,7 @@ class Sweep(Experiment):
         return [CellPlan(subject, _stages(subject, self.quantized, self.draws)) for subject in subjects]
 
 
-def _beside_baseline(experiment: Sweep) -> Sweep:
+def _with_baseline(experiment: Sweep) -> Sweep:
     """Put fp32 before schemes without it, for costs and their paired standard errors are relative to it."""
     exact = get_scheme(BASELINE)
     schemes = experiment.schemes if exact in experiment.schemes else [exact, *experiment.schemes]
@@ -70,7 +70,7 @@ Examples:
 """,
     Sweep,
     default="pocket/table1",
-    completed=_beside_baseline,
+    completed=_with_baseline,
 )
 
 

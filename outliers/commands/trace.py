@@ -17,7 +17,7 @@ class OneModel(Experiment):
 
     takes = (*ON_TEXT, "revision")
     command = "trace"
-    view = "outliers.views.trace:kept_trace_section"
+    view = "outliers.views.trace:trace_rows_section"
 
     name: Name = "trace"
     model: Model

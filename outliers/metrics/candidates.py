@@ -200,9 +200,9 @@ class _Nearest:
         yield
         for projection in projections(model, layer):
             if projection.role == ROLE:
-                self._look(projection)
+                self._find_nearest(projection)
 
-    def _look(self, projection: Projection) -> None:
+    def _find_nearest(self, projection: Projection) -> None:
         weight, places = _plain_weight(projection), map(_place, self.chosen)
         taken = [place[1:] for place in places if place.path == projection.path]
         for number, candidate in enumerate(self.chosen):

@@ -84,7 +84,7 @@ def _damages(scheme: str, rows: list[dict], inputs: list[dict], baseline: Value 
         if row["metric"] in OF_MODEL:
             model |= _with_bars(row["metric"].removeprefix("damage."), value_of(row))
         if row["metric"] == "perplexity" and baseline is not None:
-            costs["damage", None, None] = value_of(row).beside(baseline)
+            costs["damage", None, None] = value_of(row).increase_over(baseline)
             model |= _with_bars("damage", costs["damage", None, None])
     places = [_exchange_table(rows, field, baseline, costs) for field in ("role", "layer", "stack", "head", "expert")]
     return Damages(scheme, _error_table(rows, inputs), *places, model, costs)
@@ -142,6 +142,6 @@ def _exchange_table(rows: list[dict], field: str, baseline: Value | None, costs:
             damage |= _with_bars(name, value_of(row))
             if name.startswith("perplexity_"):
                 key = name.replace("perplexity", "damage"), field, row[field]
-                costs[key] = Value(math.nan) if baseline is None else value_of(row).beside(baseline)
+                costs[key] = Value(math.nan) if baseline is None else value_of(row).increase_over(baseline)
                 damage |= _with_bars(key[0], costs[key])
     return pd.DataFrame(list(by_place.values()), columns=None if by_place else [field])

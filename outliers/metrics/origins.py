@@ -79,7 +79,7 @@ class Sums(NamedTuple):
         return cls((masks @ x).double(), magnitudes.sum(1).double(), columns.gather(1, best), at)
 
     @classmethod
-    def beside(cls, parts: "Sequence[Sums | None]", columns: int, rows: int) -> "Sums":
+    def of_columns(cls, parts: "Sequence[Sums | None]", columns: int, rows: int) -> "Sums":
         """Put the sums of equally many columns each side by side; None stands for one without positions.
 
         Fewer than `PLACES` listed entries are filled up with zeros at position -1.
@@ -555,7 +555,7 @@ class _OriginObserver:
                 experts = len(sums[layer, "experts"].magnitude) // len(self.columns)
                 parts = [self.of_experts.get((layer, number)) for number in range(experts)]
                 units = self.weights[layer, kind].shape[1] // experts
-                sums[layer, kind] = Sums.beside([part and part.cpu() for part in parts], units, len(self.counts))
+                sums[layer, kind] = Sums.of_columns([part and part.cpu() for part in parts], units, len(self.counts))
         return WriterAccount(self.features, self.controls, self.chosen, self.counts, sums, self.weights, self.gains)
 
 

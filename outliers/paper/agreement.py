@@ -134,8 +134,8 @@ def _verdict(fact: Fact, rows: Sequence[Row], reason: str | None) -> Verdict:
         return Verdict(fact, NOT_MEASURED)
     wanted = {"text": text_label(fact.text), "block": fact.block} if fact.block else {}
     for row in rows:
-        asked, subject = row.request["metric"]["name"], row.request["subject"]
-        if asked == fact.cell and wanted.items() <= subject.items() and subject.get("bos", False) == fact.bos:
+        metric, subject = row.request["metric"]["name"], row.request["subject"]
+        if metric == fact.cell and wanted.items() <= subject.items() and subject.get("bos", False) == fact.bos:
             if not row.values:
                 return Verdict(fact, NOT_RUN, reason=row.run["failed"])
             words, same = fact.compared(row.values)

@@ -98,9 +98,9 @@ def report(
     alone = len(experiments) == 1
     folder = out or (experiments[0].folder if alone else _folder(name, experiments))
     places = [folder if alone else folder / Path(experiment.name).name for experiment in experiments]
-    asked = [experiment.model_copy(update={"shows": None}).model_dump_json() for experiment in experiments]
+    requests = [experiment.model_copy(update={"shows": None}).model_dump_json() for experiment in experiments]
     once: dict[str, tuple[Experiment, Path]] = {}  # Table 4 and Figures 3 and 4 share one measurement
-    for measurement, *pair in zip(asked, experiments, places, strict=True):
+    for measurement, *pair in zip(requests, experiments, places, strict=True):
         once.setdefault(measurement, tuple(pair))
     command = shlex.join([*called("report"), name, *models, *(["--device", device] if device else [])])
     with Progress() if redraw else shared_bar(experiment for experiment, _ in once.values()) as bar:
@@ -111,7 +111,7 @@ def report(
         show_page(folder, page_request(experiments))
         sections: list[Section] = []
         wrote = {PAGE: None}
-        for measurement, experiment, place in zip(asked, experiments, places, strict=True):
+        for measurement, experiment, place in zip(requests, experiments, places, strict=True):
             with rendering(bar, experiment.name):
                 section = _without_repeats(shown_section(experiment, place, *known[measurement]), sections)
                 sections.append(section)
@@ -150,12 +150,12 @@ def _is_final(measured: tuple[list[dict], list]) -> bool:
 
 
 def _all_measured(
-    asked: dict[str, tuple[Experiment, Path]], force: bool, bar: "Progress"
+    requests: dict[str, tuple[Experiment, Path]], force: bool, bar: "Progress"
 ) -> dict[str, tuple[list[dict], list]]:
     from outliers.subjects.model_cache import ModelCache  # imported late, because redrawing needs no torch
 
     model_cache = ModelCache(bar)
-    return {key: _measured(experiment, place, force, model_cache, bar) for key, (experiment, place) in asked.items()}
+    return {key: _measured(experiment, place, force, model_cache, bar) for key, (experiment, place) in requests.items()}
 
 
 def _drawn(experiment: Experiment, folder: Path) -> tuple[list[dict], list[str]]:

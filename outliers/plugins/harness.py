@@ -18,7 +18,7 @@ import outliers.plugins.loader  # noqa: F401 -- so that `--model hf` reads what 
 from outliers.errors import UserError
 from outliers.metrics.zeroshot import served
 from outliers.models.load import load_model, load_tokenizer
-from outliers.terminal.command import answering
+from outliers.terminal.command import reporting_mistakes
 from outliers.variants.quantized import Quantized
 
 DEFAULT_DEVICE = "cuda:0"  # of lm-eval's command line, whether there is one or not
@@ -65,5 +65,5 @@ class OutliersLM(HFLM):
 
 
 if __name__ == "__main__":
-    with answering():
+    with reporting_mistakes():
         cli_evaluate()

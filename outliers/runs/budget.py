@@ -121,7 +121,7 @@ def preview(runs: Sequence[tuple[Sequence[CellPlan], Path]]) -> str:
     more = any(plan.passes() for plan in plans)
     lines = [
         "Nothing is measured. A run would measure",
-        *(f"  {line}" for line in dict.fromkeys(chain.from_iterable(map(_said, stages)))),
+        *(f"  {line}" for line in dict.fromkeys(chain.from_iterable(map(_lines_of, stages)))),
         *["  and what follows from these values"] * more,
         f"{finished} of {len(cells)} cells{' that come first' if more else ''} have rows.",
     ]
@@ -139,7 +139,7 @@ def preview(runs: Sequence[tuple[Sequence[CellPlan], Path]]) -> str:
     return "\n".join(lines)
 
 
-def _said(cells: list[Cell]) -> Iterator[str]:
+def _lines_of(cells: list[Cell]) -> Iterator[str]:
     """Yield one line per metric that lists the variants under which a plan measures it."""
     for metric, alike in grouped(cells, lambda cell: cell.metric.name).items():
         names = list(dict.fromkeys(cell.variant.name for cell in alike))

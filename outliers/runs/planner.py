@@ -195,7 +195,7 @@ class Planner:
             if reason := self.refused.get(group[0].subject.name):
                 outcomes |= dict.fromkeys(group, MeasurementFailed(reason))
         tasks = [
-            Task("its provenance", _look, group[0].subject, (group,), number=number)
+            Task("its provenance", _provenance_of, group[0].subject, (group,), number=number)
             for number, group in enumerate(by_subject)
             if group[0] not in outcomes
         ]
@@ -443,7 +443,7 @@ def _run_part(cell: Cell, spent: dict) -> dict:
     return {name: value for name, value in spent.items() if name not in provenance} | streamed | fitted
 
 
-def _look(model_cache: ModelCache, subject: Subject, cells: list[Cell]) -> list[dict | MeasurementFailed]:
+def _provenance_of(model_cache: ModelCache, subject: Subject, cells: list[Cell]) -> list[dict | MeasurementFailed]:
     """Return the provenance of cells of a subject, or the failures; a model that cannot be loaded is tried once."""
     outcomes: list[dict | MeasurementFailed] = []
     for cell in cells:

@@ -82,8 +82,8 @@ def _files_named(experiment: Experiment) -> list[Path]:
 
 def page_request(experiments: Iterable[Experiment]) -> str:
     """Return the folder name under which the page of some experiments is kept once another page replaces it."""
-    asked = [(type(experiment).__name__, experiment.model_dump_json()) for experiment in experiments]
-    return hashlib.sha256(repr(asked).encode()).hexdigest()[:12]
+    requested = [(type(experiment).__name__, experiment.model_dump_json()) for experiment in experiments]
+    return hashlib.sha256(repr(requested).encode()).hexdigest()[:12]
 
 
 def is_here(experiment: Experiment) -> bool:

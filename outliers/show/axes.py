@@ -21,10 +21,10 @@ SLANTED = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}  # style of
 def threshold(axes: Axes, alpha: float) -> None:
     """Draw a horizontal line at α, labelled at its right end outside the axes, where no data can hide it."""
     axes.axhline(alpha, color="black", linewidth=0.6, linestyle=":", zorder=0)
-    beside(axes, f"α = {alpha:g}", alpha)
+    label_right(axes, f"α = {alpha:g}", alpha)
 
 
-def beside(axes: Axes, text: str, y: float) -> None:
+def label_right(axes: Axes, text: str, y: float) -> None:
     """Write a label to the right of the axes at height y (data coordinates)."""
     style = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center", "fontsize": "small"}
     axes.annotate(text, (1, y), (3, 0), **style)

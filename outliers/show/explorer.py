@@ -49,6 +49,12 @@ class Explorer(NamedTuple):
     content: dict
     instead: str = ""
 
+    @property
+    def packed(self) -> str:
+        """The content as base64 of gzipped JSON. Numbers in arrays are rounded as the page shows them; NaN becomes null
+        and infinity "∞"."""
+        return _base64(gzip.compress(json.dumps(self.content, default=_rounded).encode(), mtime=0))
+
 
 def of_tables(
     title: str,
@@ -89,14 +95,8 @@ def map_of(name: str, column: str, table: pd.DataFrame | np.ndarray, group: str 
     return {"name": name, "group": group, "values": pooled(values, share), **across, **around}
 
 
-def packed(content: dict) -> str:
-    """Return the content as base64 of gzipped JSON. Numbers in arrays are rounded as the page shows them; NaN becomes
-    null and infinity "∞"."""
-    return _base64(gzip.compress(json.dumps(content, default=_rounded).encode(), mtime=0))
-
-
 def plotly() -> str:
-    """Return the source of Plotly as base64 of gzip, like `packed`."""
+    """Return the source of Plotly as base64 of gzip, like `Explorer.packed`."""
     return _base64(PLOTLY.read_bytes())
 
 

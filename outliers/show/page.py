@@ -9,7 +9,6 @@ from markupsafe import Markup, escape
 
 from outliers.models.names import distinct_names
 from outliers.show.axes import BETWEEN, HOVER, count_label
-from outliers.show.explorer import packed, plotly
 from outliers.show.section import FINDINGS, Drawing, Finding, Section
 from outliers.show.tables import MISSING, Table, distinct, measured_on
 from outliers.show.words import listed
@@ -66,6 +65,9 @@ def page(title: str, sections: list[Section], command: str) -> str:
         | {"sample": samples[number] if differ else ""}
         for number, section in enumerate(sections)
     ]
+    explored = any(section.explorers for section in sections)
+    if explored:
+        from outliers.show.explorer import plotly  # late, for few pages have one
     environment = Environment(autoescape=True, trim_blocks=True, loader=FileSystemLoader(HERE))
     environment.filters["whole"] = _whole
     return environment.get_template("page.html").render(
@@ -78,7 +80,7 @@ def page(title: str, sections: list[Section], command: str) -> str:
         ],
         first=_take_first_drawing(fields[0]) if opening else None,
         sections=fields,
-        plotly=plotly() if any(section.explorers for section in sections) else None,
+        plotly=plotly() if explored else None,
         **{f"explorer_{end}": Markup((HERE / f"explorer.{end}").read_text("utf-8")) for end in ("css", "js")},
         command=command,
         provenance=[_html(table, table.name) for table in (provenance(rows), models(rows)) if table],
@@ -126,7 +128,7 @@ def _section_fields(number: int, section: Section, findings: list[Finding]) -> d
             for drawing in section.drawings
             for place in [_place(number, "figure", drawing.name)]
         ],
-        "explorers": [explorer._asdict() | {"data": packed(explorer.content)} for explorer in section.explorers],
+        "explorers": [explorer._asdict() | {"data": explorer.packed} for explorer in section.explorers],
     }
 
 

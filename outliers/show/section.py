@@ -8,7 +8,7 @@ from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,10 +17,12 @@ from matplotlib.figure import Figure
 
 from outliers.models.names import short_name
 from outliers.quantization.schemes import BASELINE
-from outliers.show.explorer import Explorer
 from outliers.show.style import look
 from outliers.show.tables import Table, failed_notes, measured_on, values_table, wrapped
 from outliers.show.value import grouped, is_beyond
+
+if TYPE_CHECKING:
+    from outliers.show.explorer import Explorer
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class Section(NamedTuple):
     notes: Sequence[str] = ()
     further: Mapping[str, pd.DataFrame] = MappingProxyType({})
     findings: Sequence[Finding] = ()
-    explorers: Sequence[Explorer] = ()
+    explorers: "Sequence[Explorer]" = ()
     files: Mapping[str, str] = MappingProxyType({})
 
     @property

@@ -87,7 +87,7 @@ class Value(NamedTuple):
         known = self.deviation is not None and self.bears_claims
         return math.hypot(self.deviation, self.error or 0) if known else math.inf
 
-    def beside(self, baseline: "Value") -> "Value":
+    def increase_over(self, baseline: "Value") -> "Value":
         """Return the relative increase over a baseline. The baseline's scatter over draws is not counted."""
         deviation = None if self.deviation is None else self.deviation / baseline.mean
         ratio = self.mean / baseline.mean

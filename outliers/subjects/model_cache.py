@@ -34,7 +34,6 @@ from outliers.quantization.magnitudes import Calibration
 from outliers.quantization.schemes import BASELINE, Scheme
 from outliers.terminal.progress import Progress
 from outliers.text.blocks import find_text, tokens_hash
-from outliers.variants.together import Together
 
 logger = logging.getLogger(__name__)
 
@@ -168,6 +167,8 @@ class ModelCache:
 
     def _calibrated(self, variant: Variant, subject: Any) -> Variant:
         """Return a variant with a calibration of its parts; if it has a prefix, the text is read behind that."""
+        from outliers.variants.together import Together  # late, for few variants have a prefix
+
         first, *others = variant.parts
         if not first.is_prefix:
             return variant.calibrated(self._calibration(subject, variant))

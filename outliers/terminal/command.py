@@ -38,7 +38,7 @@ Debug = Annotated[bool, Option("--debug", help="Show the traceback of an error, 
 
 def run(command) -> None:
     """Run a command function with the process's arguments; exit with 2 after a mistake, with 130 after Ctrl-C."""
-    with answering(), warnings.catch_warnings():
+    with reporting_mistakes(), warnings.catch_warnings():
         logger = logging.getLogger("outliers")
         logger.handlers, logger.propagate = [_BesideBars()], False
         logger.setLevel(logging.INFO)
@@ -58,7 +58,7 @@ def app_of(command: Callable) -> typer.Typer:
     name = command.__name__
     help_text = (command.__doc__ or "").replace(f"python -m outliers.{name}", shlex.join(called(name)))  # its examples
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
-    app.command(help=help_text)(_answered(command))
+    app.command(help=help_text)(_with_debug(command))
     return app
 
 
@@ -81,7 +81,7 @@ def import_for_good(*modules: str) -> None:
 
 
 @contextlib.contextmanager
-def answering() -> Iterator[None]:
+def reporting_mistakes() -> Iterator[None]:
     """Let a command print within this context; turn a user's mistake into one line and exit code 2."""
     with printing():
         try:
@@ -94,14 +94,14 @@ def answering() -> Iterator[None]:
             sys.exit(error.code)
 
 
-def _answered(command: Callable) -> Callable:
+def _with_debug(command: Callable) -> Callable:
     """Return the command with the option `--debug`, which shows the traceback of a mistake above its line.
 
     After Ctrl-C the command prints in a line what is finished and how to go on.
     """
 
     @functools.wraps(command)
-    def answered(debug: bool, **options):
+    def command_with_debug(debug: bool, **options):
         try:
             with ending_alike():
                 return command(**options)
@@ -118,8 +118,8 @@ def _answered(command: Callable) -> Callable:
 
     named = {name: of for name, of in command.__annotations__.items() if name != "return"} | {"debug": Debug}
     parameters = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=of) for name, of in named.items()]
-    answered.__signature__, answered.__annotations__ = Signature(parameters), named
-    return answered
+    command_with_debug.__signature__, command_with_debug.__annotations__ = Signature(parameters), named
+    return command_with_debug
 
 
 def _show_all(error: BaseException | None) -> None:

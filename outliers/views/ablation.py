@@ -144,7 +144,7 @@ def _group(row: dict) -> tuple:
 def _over_text(row: dict, values: Mapping[str, list[Value]], unmodified: Mapping[str, Value]) -> dict:
     changes = {
         "top1_softmax": [value.minus(unmodified["top1_softmax"]) for value in values.get("top1_softmax", ())],
-        "damage": [value.beside(unmodified["perplexity"]) for value in values["perplexity"]],
+        "damage": [value.increase_over(unmodified["perplexity"]) for value in values["perplexity"]],
     }
     of_perplexity = [value.minus(unmodified["perplexity"]) for value in values["perplexity"]]
     row["perplexity_error"] = averaged(of_perplexity if row["subject"] != "none" else values["perplexity"]).error

@@ -191,7 +191,7 @@ def ends(rows: list[dict]) -> pd.DataFrame:
     table["kurtosis"] = table[KURTOSES].max(axis=1)
     under = [values[of_run] for of_run in zip(table["run"], table["seed"], strict=True)]
     for scheme in _schemes(table):
-        costs = [perplexity[scheme].beside(perplexity[BASELINE])[:3] for perplexity in under]
+        costs = [perplexity[scheme].increase_over(perplexity[BASELINE])[:3] for perplexity in under]
         for ending, numbers in zip(("", "_deviation", "_error"), zip(*costs, strict=True), strict=True):
             if any(number is not None for number in numbers):
                 table[f"{COST}{scheme}{ending}"] = 100 * np.array(numbers, float)

@@ -243,7 +243,7 @@ ERRORS = (
 )
 
 
-def kept_damage_section(rows: list[dict], context: Context) -> Section:
+def damage_rows_section(rows: list[dict], context: Context) -> Section:
     """Show the rows of an experiment, with the names of its model's tokens."""
     from outliers.text.tokens import namer_of  # imports torch
 

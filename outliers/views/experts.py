@@ -98,7 +98,7 @@ def expert_drops(rows: list[dict]) -> pd.DataFrame:
     (whole,) = (value_of(row)._replace(deviation=0.0) for row in rows if row["subject"] == "none")
     drops = []
     for row in (row for row in rows if row["subject"] == "expert"):
-        change = value_of(row)._replace(deviation=0.0).beside(whole)
+        change = value_of(row)._replace(deviation=0.0).increase_over(whole)
         place = {"layer": row["layer"], "expert": row["expert"]}
         place["place"] = f"layers.{row['layer']}.experts.{row['expert']}"
         values = {"damage": change.mean, "error": change.error, "cost": change.logarithm().mean}

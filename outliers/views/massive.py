@@ -75,7 +75,7 @@ def becomes_of(rows: list[dict]) -> pd.DataFrame:
         sinks = next(row for row in measured if row["metric"] == "sinks")
         if not rows_removed:
             whole, feature = perplexity, entry["feature"]
-        cost = perplexity.beside(whole)
+        cost = perplexity.increase_over(whole)
         rows_removed.append(
             {
                 "removed": removed,

@@ -31,7 +31,7 @@ def costs(rows: list[dict]) -> list[dict]:
     """
     baseline = {row["model"]: value_of(row) for row in rows if row["scheme"] == BASELINE and is_exact(row)}
     measured = [row for row in rows if row["model"] in baseline]
-    return [row | {"cost": value_of(row).beside(baseline[row["model"]])} for row in measured]
+    return [row | {"cost": value_of(row).increase_over(baseline[row["model"]])} for row in measured]
 
 
 def is_exact(row: Mapping) -> bool:

@@ -36,7 +36,7 @@ def plan_points(rows: Iterable[Mapping]) -> pd.DataFrame:
     points = []
     for row in rows:
         if "chosen" in row:
-            measured, cost = value_of(row), value_of(row).beside(exact[row["stage"]])
+            measured, cost = value_of(row), value_of(row).increase_over(exact[row["stage"]])
             point = {name: row[name] for name in ("stage", "chosen", "price", "variant")}
             for name, value in (("perplexity", measured), ("cost", cost)):
                 point |= {name: value.mean, f"{name}_deviation": value.deviation, f"{name}_error": value.error}
@@ -145,7 +145,7 @@ CURVE = (
 
 
 @failures(Failures.LOST)
-def kept_plan_section(rows: list[dict], context: Context) -> Section:
+def plan_rows_section(rows: list[dict], context: Context) -> Section:
     """Show the plan that an experiment's rows define; the plan and its exports become files."""
     experiment, folder = context
     plan = plan_of(rows, experiment.model, experiment.cost, experiment.draws)
@@ -204,7 +204,7 @@ def _singles(rows: list[dict], plan: Plan) -> Table:
     confirmed = (row for row in rows if row.get("stage") == CONFIRM and "chosen" not in row)
     unquantized = value_of(next(confirmed))
     without = sorted(singles_of(rows, size).items(), key=lambda single: single[1].mean)
-    costs = [(path, *perplexity[:3], *perplexity.beside(unquantized)[:3]) for path, perplexity in without]
+    costs = [(path, *perplexity[:3], *perplexity.increase_over(unquantized)[:3]) for path, perplexity in without]
     bars = ["perplexity_deviation", "perplexity_error", "cost_deviation", "cost_error"]
     data = pd.DataFrame(costs, columns=["projection", "perplexity", *bars[:2], "cost", *bars[2:]])
     data = data.astype(dict.fromkeys(bars, float))

@@ -24,7 +24,7 @@ from outliers.models.names import distinct_names
 from outliers.published.numbers import REMEDIES
 from outliers.quantization.cache_formats import Formats
 from outliers.quantization.schemes import Scheme, get_scheme
-from outliers.show.axes import beside, cost_axis, increase_axis, name_places, plot_costs
+from outliers.show.axes import cost_axis, increase_axis, label_right, name_places, plot_costs
 from outliers.show.claims import NEXT, Claim, say
 from outliers.show.legends import SCATTER, entry, explained, labelled, legend
 from outliers.show.section import Context, Drawing, Finding, Section, printed
@@ -137,7 +137,7 @@ def points(rows: list[dict]) -> list[Point]:
         else:
             continue
         baseline = behind.get((row["model"], prefix))
-        cost = row["cost"] if baseline is None else value_of(row).beside(baseline)
+        cost = row["cost"] if baseline is None else value_of(row).increase_over(baseline)
         cache_bits = row["cache_bits"] if cache else None
         measured.append(
             Point(short[row["model"], None], *about, value_of(row), cost, cache_bits, _is_on_grid(row, scheme))
@@ -311,7 +311,7 @@ def frontier(rows: Rows, *, model: str | None = None, panel: str | None = None, 
         _plot_kind(axes, [point for point in drawn if point.kind == kind], styles)
         axes.set(title=KINDS[kind], xlabel="bits of a value")
     increase_axis(panels[0], [point.increase.mean for point in drawn])
-    beside(panels[-1], f"{100 * HELD:g} %", math.log1p(HELD))
+    label_right(panels[-1], f"{100 * HELD:g} %", math.log1p(HELD))
     entries = [entry(**styles[remedy]) for remedy in dict.fromkeys(point.remedy for point in drawn)]
     grid = [entry(GRID, marker="o", fillstyle="none")] if any(point.on_grid for point in drawn) else []
     line = [entry("frontier", linestyle="-", color=LINE)]

@@ -278,7 +278,7 @@ STRONGEST, WEAKEST = 5, 3  # tokens or contexts of a feature
 
 
 @failures(Failures.APART)
-def kept_trace_section(rows: list[dict], context: Context) -> Section:
+def trace_rows_section(rows: list[dict], context: Context) -> Section:
     """Show the trace that an experiment keeps in a folder."""
     from outliers.runs.traces import EXCERPT, file_of_stack, saved_excerpt  # these import torch
     from outliers.text.tokens import namer_of

@@ -51,7 +51,7 @@ def settings(rows: list[dict]) -> list[Setting]:
     runs = models.drop_duplicates("run").set_index("run")
     plain = {fields["model"]: run for run, fields in reversed(list(runs.iterrows())) if not fields["int8"]}
 
-    def beside(values_of_runs: dict[str, dict], run: str) -> Mean | None:
+    def over_plain(values_of_runs: dict[str, dict], run: str) -> Mean | None:
         other = plain.get(runs.loc[run, "model"])
         return None if other in (None, run) else ratio(values_of_runs[run], values_of_runs[other])
 
@@ -64,9 +64,9 @@ def settings(rows: list[dict]) -> list[Setting]:
             f"{100 * fields['decomposition']:g} %",
             values[run],
             mean(list(values[run].values())),
-            beside(values, run),
+            over_plain(values, run),
             mean(list(exact[run].values())),
-            beside(exact, run),
+            over_plain(exact, run),
         )
         for run, fields in runs.iterrows()
     ]

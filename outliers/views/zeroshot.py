@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from outliers.models.names import names_by_row
 from outliers.quantization.schemes import BASELINE
-from outliers.show.axes import beside, parameters_axis
+from outliers.show.axes import label_right, parameters_axis
 from outliers.show.claims import Claim, say, say_each
 from outliers.show.legends import explained, scheme_legend, scheme_styles
 from outliers.show.section import Context, Drawing, Finding, Section
@@ -93,7 +93,7 @@ def accuracy_by_size(rows: Rows, *, ax: Axes | None = None) -> Axes:
     chance = mean_chance(rows)
     if chance is not None:
         axes.axhline(100 * chance, color=GREY, linewidth=0.8, linestyle=":", zorder=0)
-        beside(axes, "chance", 100 * chance)
+        label_right(axes, "chance", 100 * chance)
     parameters_axis(axes)
     axes.set_ylabel("mean zero-shot accuracy (%)")
     drawn = {container.get_label(): container for container in axes.containers}

@@ -32,7 +32,7 @@ from outliers.show.section import Context
 from outliers.show.tables import measured_on
 from outliers.subjects.cell import Cell
 from outliers.subjects.given import Given
-from outliers.views.plan import kept_plan_section, plan_curve, plan_points
+from outliers.views.plan import plan_curve, plan_points, plan_rows_section
 from tests.small_models import records_of, sample_blocks
 
 MODEL = "pocket/gpt2-0.1m"
@@ -225,7 +225,7 @@ def test_other_blocks_confirm_it(kept):
 
 def test_the_section_writes_the_plan(kept, tmp_path):
     spec, folder, rows = kept
-    section = kept_plan_section(rows, Context(spec, folder))
+    section = plan_rows_section(rows, Context(spec, folder))
     (tmp_path / "plan.yaml").write_text(section.files["plan.yaml"])
     found = outliers.read_plan(tmp_path / "plan.yaml")
     assert found == plan_of(rows, MODEL, 0.01, 2)

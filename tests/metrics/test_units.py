@@ -60,7 +60,7 @@ def test_closed_formulas_equal_a_bootstrap(model, tmp_path):
     difference = bootstrap(lambda one, other, count: math.exp(other / count) - math.exp(one / count), *sums, counts)
     assert absmax["paired_error"] == pytest.approx(difference, rel=0.05)
     increase = bootstrap(lambda one, other, count: math.exp((other - one) / count) - 1, *sums, counts)
-    assert value_of(absmax).beside(value_of(exact)).error == pytest.approx(increase, rel=0.05)
+    assert value_of(absmax).increase_over(value_of(exact)).error == pytest.approx(increase, rel=0.05)
     assert absmax["paired_error"] < absmax["standard_error"] / 3, "pairs share what is hard in the text"
 
 
@@ -240,7 +240,7 @@ def test_variants_pair_with_each_other_and_not_by_their_own_errors():
     second = value_of(row([loss + 1 + 0.01 * number for number, loss in enumerate(HARD)], standard_deviation=0.0))
     baseline = value_of(row(HARD, "fp32", standard_deviation=0.0))
     assert second.is_above(first), "each block costs more"
-    assert second.beside(baseline).is_above(first.beside(baseline))
+    assert second.increase_over(baseline).is_above(first.increase_over(baseline))
     of_other_text = second._replace(pairs=second.pairs._replace(text="other"))
     assert not of_other_text.is_above(first), "by their own errors nothing is seen"
 
@@ -248,7 +248,7 @@ def test_variants_pair_with_each_other_and_not_by_their_own_errors():
 def test_the_bar_is_of_text_and_rounding_together():
     baseline, cost = value_of(row(HARD, "fp32")), [1.0, 1.2, 0.8, 1.1, 0.9, 1.0, 1.3, 0.7]
     changed = value_of(row([loss + more for loss, more in zip(HARD, cost, strict=True)], standard_deviation=0.05))
-    increase = changed.beside(baseline)
+    increase = changed.increase_over(baseline)
     assert increase.bar == pytest.approx(math.hypot(increase.error, 0.05 / baseline.mean))
     assert increase.error == pytest.approx((1 + increase.mean) * statistics.stdev(cost) / 10 / math.sqrt(8))
     assert increase.is_above(exact(0))
@@ -258,10 +258,10 @@ def test_the_bar_is_of_text_and_rounding_together():
 
 def test_few_blocks_bear_no_claim():
     baseline, changed = (row([loss + more for loss in HARD], "fp32", standard_deviation=0.0) for more in (0, 1))
-    assert value_of(changed).beside(value_of(baseline)).is_above(exact(0))
+    assert value_of(changed).increase_over(value_of(baseline)).is_above(exact(0))
     for of_row in (baseline, changed):
         of_row["unit_sums"], of_row["unit_counts"] = of_row["unit_sums"][:7], of_row["unit_counts"][:7]
-    cost = value_of(changed).beside(value_of(baseline))
+    cost = value_of(changed).increase_over(value_of(baseline))
     assert not cost.is_above(exact(0)), "seven are fewer than eight"
     assert say(Claim("table", by="cost", against=[0], yes="costs", no="costs nothing"), [{"cost": cost}]) == []
     assert sweep_findings([changed | {"scheme": "absmax", "cost": cost}], {"m": "m"}) == []
@@ -270,7 +270,7 @@ def test_few_blocks_bear_no_claim():
 def test_rows_without_units_are_as_they_were():
     old = {"metric": "perplexity", "model": "m", "variant": "absmax", "value": 9.0, "standard_deviation": 0.1}
     assert value_of(old) == Value(9.0, 0.1)
-    assert value_of(old).beside(exact(6.0)).bar == pytest.approx(0.1 / 6)
+    assert value_of(old).increase_over(exact(6.0)).bar == pytest.approx(0.1 / 6)
     assert with_paired_errors([old, old | {"variant": "fp32"}]) == [old, old | {"variant": "fp32"}]
     assert scatter_note([old | {"draws": 4}]).startswith("Mean ± standard deviation over 4 draws")
 

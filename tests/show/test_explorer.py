@@ -17,13 +17,13 @@ from outliers.commands.origins import Account
 from outliers.commands.trace import OneModel
 from outliers.paper.report import experiments_of, report
 from outliers.runs.traces import EXCERPT
-from outliers.show.explorer import CELLS, map_of, packed, plotly
+from outliers.show.explorer import CELLS, Explorer, map_of, plotly
 from outliers.show.page import page
 from outliers.show.section import Context, Section
 from outliers.tracing.excerpt import FEATURES, VALUES, Excerpt, excerpt, features_to_show
-from outliers.views.damage import kept_damage_section
+from outliers.views.damage import damage_rows_section
 from outliers.views.origins import WRITERS_SHOWN, origins_explorer, origins_section
-from outliers.views.trace import kept_trace_section
+from outliers.views.trace import trace_rows_section
 from tests.conftest import needs_chromium
 from tests.kept import kept
 from tests.show import test_page
@@ -91,7 +91,7 @@ def test_a_streamed_model_reads_its_layers_no_further_time(tmp_path):
     spec = OneModel(**SMALL, stream=True)
     rows = run(spec, tmp_path)
     assert not (tmp_path / EXCERPT).exists()
-    section = kept_trace_section(rows, Context(spec, tmp_path))
+    section = trace_rows_section(rows, Context(spec, tmp_path))
     assert section.explorers[0].content["tokens"] is None
 
 
@@ -114,14 +114,14 @@ def test_an_excerpt_whose_parts_do_not_fit(tmp_path):
 
 
 def unpacked(data: str) -> dict:
-    """What `packed` packs."""
+    """What `Explorer.packed` packs."""
     return json.loads(gzip.decompress(base64.b64decode(data)))
 
 
 def test_numbers_are_kept_as_they_are_shown():
     values = np.array([[0.01234567, 0.126, 6.549], [-31.74, 3163.4, 2.5e6], [np.nan, -np.inf, np.inf]])
     shown = [[0.0123, 0.13, 6.55], [-31.7, 3163.0, 2.5e6], [None, "−∞", "∞"]]
-    assert unpacked(packed({"one": values, "two": "x"})) == {"one": shown, "two": "x"}
+    assert unpacked(Explorer("", {"one": values, "two": "x"}).packed) == {"one": shown, "two": "x"}
 
 
 def test_wide_models_share_columns():
@@ -134,7 +134,7 @@ def test_wide_models_share_columns():
 
 def test_the_maps_are_those_of_the_trace(traced):
     spec, folder, rows = traced
-    found = unpacked(packed(kept_trace_section(rows, Context(spec, folder)).explorers[0].content))
+    found = unpacked(trace_rows_section(rows, Context(spec, folder)).explorers[0].packed)
     of = Trace.load(folder / "trace")
     assert [one["name"] for one in found["maps"]] == list(of.roles)
     for one in found["maps"]:
@@ -163,7 +163,7 @@ def test_the_explorer_of_origins_says_what_rows_say(of_smollm2):
     assert (one["feature"], part["values"][1], len(one["states"])) == (507, 21024, 31)
     assert (neuron["name"], neuron["values"][1], len(neuron["most"])) == ("neuron 1229", 15735, 3)
     assert [gate["part"] for gate in gates] == ["attention", "feed-forward"]
-    assert len(packed(of_smollm2)) < 100_000
+    assert len(Explorer("", of_smollm2).packed) < 100_000
 
 
 # The page
@@ -176,12 +176,12 @@ def path(traced, tmp_path_factory) -> Path:
     damage = Damage(**SMALL, by=["error"], schemes=["absmax", "llm.int8"])
     others = (damage, Account(**SMALL, by=["writers"]))
     of_damage, of_origins = (run(one, tmp_path_factory.mktemp(one.name)) for one in others)
-    first = kept_trace_section(rows, Context(spec, folder))
+    first = trace_rows_section(rows, Context(spec, folder))
     content = first.explorers[0].content
     tokens = ["<script>alert(1)</script>", *content["tokens"][1:]]
     first = first._replace(explorers=[first.explorers[0]._replace(content=content | {"tokens": tokens})])
     found = tmp_path_factory.mktemp("page") / "report.html"
-    sections = [first, kept_damage_section(of_damage, Context(damage, folder)), origins_section(of_origins)]
+    sections = [first, damage_rows_section(of_damage, Context(damage, folder)), origins_section(of_origins)]
     found.write_text(page("A look", sections, "python -m outliers.report look"), encoding="utf-8")
     return found
 

@@ -31,7 +31,7 @@ from outliers.text.blocks import tokens_hash
 from outliers.views.growth import watched
 from outliers.views.latency import latency_section
 from outliers.views.table4 import emergence_section
-from outliers.views.trace import kept_trace_section
+from outliers.views.trace import trace_rows_section
 from tests.gguf_files import fields_of, same_weights, tensors_of, vocabulary, write_gguf
 from tests.subjects.test_families import T5, examples, made
 from tests.text.test_seq2seq_text import tokenizer
@@ -109,7 +109,7 @@ def traced(planted, tmp_path_factory):
     """What a trace with tokens keeps, its rows and its section."""
     spec, out = OneModel(model=str(planted), by_token=True, **settings(planted)), tmp_path_factory.mktemp("trace")
     rows = run(spec, out)
-    return spec, out, rows, kept_trace_section(rows, Context(spec, out))
+    return spec, out, rows, trace_rows_section(rows, Context(spec, out))
 
 
 def test_each_view_is_traced_and_kept(traced, planted):

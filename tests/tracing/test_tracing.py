@@ -439,7 +439,7 @@ def test_save_and_load(gpt2, tmp_path):
     found.save(tmp_path / "found")
     assert {path.name for path in tmp_path.iterdir()} == {"found.safetensors"}
     written = (tmp_path / "found.safetensors").read_bytes()
-    earlier = written.replace(rb'\"labels\":', rb'\"about\": ')  # as version 0.2.0 called them
+    earlier = written.replace(rb"\"labels\":", rb"\"about\": ")  # as version 0.2.0 called them
     (tmp_path / "earlier.safetensors").write_bytes(earlier)
     assert earlier != written and Trace.load(tmp_path / "earlier").labels == {"model": "small"}
     loaded = Trace.load(tmp_path / "found")

@@ -215,7 +215,7 @@ def of_family(fits: dict | None = None, **columns) -> list[Finding]:
 
 def point(format: str, remedy: str, ratio: float, bits: float = 8, deviation: float | None = 0.05) -> Point:
     perplexity = Value(30 * ratio, deviation)
-    return Point("gpt2", format, remedy, "tensor", bits, bits, perplexity, perplexity.beside(exact(30)))
+    return Point("gpt2", format, remedy, "tensor", bits, bits, perplexity, perplexity.increase_over(exact(30)))
 
 
 def of_two_formats(other: float) -> list[Finding]:

@@ -347,9 +347,9 @@ def plan_of(records: Iterable[Mapping], model: str, cost: float, draws: int) -> 
             "draws": draws,
             "perplexity": last["value"],
             "unquantized": exact["value"],
-            **({"cost_deviation": 0.0} | _bars("cost", value_of(last).beside(value_of(exact)))),
+            **({"cost_deviation": 0.0} | _bars("cost", value_of(last).increase_over(value_of(exact)))),
             "allowed": cost,
-            **({} if single is None else _bars("without_one", single.beside(value_of(exact)))),
+            **({} if single is None else _bars("without_one", single.increase_over(value_of(exact)))),
         },
     )
 

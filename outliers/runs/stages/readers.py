@@ -187,7 +187,7 @@ def readings(records: Iterable[dict]) -> "pd.DataFrame":
     for column in {"perplexity", "top1_softmax", "share", "margin", "sinks", "shares", "margins"} - {*table}:
         table[column] = np.nan  # missing if perplexity overflows or no layer has attention
     unchanged = next(row.get("increase", unknown) for row in rows if row["subject"] == "none")
-    increases = [row.get("increase", unknown).beside(unchanged)._replace(deviation=0.0) for row in rows]
+    increases = [row.get("increase", unknown).increase_over(unchanged)._replace(deviation=0.0) for row in rows]
     table.insert(5, "cost", [increase.mean for increase in increases])
     table.insert(6, "cost_error", np.array([increase.error for increase in increases], float))
     return table.assign(increase=increases)

@@ -212,7 +212,7 @@ def compared(records: Iterable[Mapping]) -> "pd.DataFrame":
         for treatment, variant in treated:
             perplexity = values.get(("perplexity", variant.name))
             if perplexity is not None:
-                cost = perplexity.beside(baseline)
+                cost = perplexity.increase_over(baseline)
                 increase = cost.logarithm()._replace(deviation=0.0)  # results in 16 bits have no draws
                 row = {"treatment": treatment, "variant": variant.name, "perplexity": perplexity.mean}
                 row |= {"cost": cost.mean, "error": increase.error}
