@@ -261,19 +261,16 @@ class LossReader:
 
     def losses(self) -> torch.Tensor:
         """Return the loss of each prediction, float64 (predictions,); raise BrokenModel if one is NaN or inf."""
-        losses = self._losses()
+        losses = (self.log_normalizer - self.target_logits)[:, 0]
         if not losses.isfinite().all():
             raise broken_at(self.model, self.block)
         return losses
-
-    def _losses(self) -> torch.Tensor:
-        return (self.log_normalizer - self.target_logits)[:, 0]
 
     def result(self) -> Loss | Later:
         """Return the loss: as a number on a CPU, and for streamed models, which are under another variant later."""
         if _is_empty(self.block, self.targets):
             return Loss(0.0, 0)
-        later = Later(self._losses().sum(), len(self.targets), self.model, self.block)
+        later = Later((self.log_normalizer - self.target_logits)[:, 0].sum(), len(self.targets), self.model, self.block)
         return later.read(later.total.item()) if later.total.is_cpu or is_streamed(self.model) else later
 
 

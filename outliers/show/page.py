@@ -88,6 +88,8 @@ def page(title: str, sections: list[Section], command: str) -> str:
 
 
 def _take_first_drawing(section: dict) -> dict | None:
+    """Remove the first drawing that no explorer replaces from the fields of a section, and return it; None if there is
+    none."""
     replaced = {explorer["instead"] for explorer in section["explorers"]}
     first = next((drawing for drawing in section["drawings"] if drawing["name"] not in replaced), None)
     section["drawings"] = [drawing for drawing in section["drawings"] if drawing is not first]

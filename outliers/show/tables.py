@@ -401,19 +401,15 @@ def measured_on(rows: Sequence[Mapping]) -> str:
     others = {field: distinct(rows, field) for field in OTHERS}
     few = {field: values for field, values in others.items() if 0 < len(values) <= MOST.get(field, MANY)}
     parts = [OTHERS[field].format(listed(values)) for field, values in few.items()]
-    line = ", ".join([*_texts(rows), *parts])
-    return line[:1].upper() + line[1:]
-
-
-def _texts(rows: Iterable[Mapping]) -> list[str]:
-    parts: dict[tuple, dict] = {}
+    texts: dict[tuple, dict] = {}  # the first block and the number of blocks, by text
     for row in rows:
         if "blocks" in row:
             text = row.get("text", "?"), row.get("protocol", USUAL), row.get("block")
-            parts.setdefault(text, {})[row.get("first_block", 0), row["blocks"]] = None
-    if len(parts) > MANY:
-        return []
-    return [_text(*text, sorted(spans)) for text, spans in parts.items()]
+            texts.setdefault(text, {})[row.get("first_block", 0), row["blocks"]] = None
+    if len(texts) <= MANY:
+        parts = [*(_text(*text, sorted(spans)) for text, spans in texts.items()), *parts]
+    line = ", ".join(parts)
+    return line[:1].upper() + line[1:]
 
 
 def _text(text: str, protocol: str, block: int | None, spans: list[tuple[int, int]]) -> str:

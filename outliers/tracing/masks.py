@@ -121,7 +121,7 @@ def masks(
         return hooks(changed, see, [*roles, RESIDUAL], None if only is None else [only])
 
     watched_pass(model, blocks, hooks_on, begin=begin)
-    return Masks(features, tokens, _about(model, ids, trace))
+    return Masks(features, tokens, _labels(model, ids, trace))
 
 
 def _large(size: torch.Tensor, outliers: list[int], alpha: float) -> torch.Tensor:
@@ -134,8 +134,9 @@ def _massive(size: torch.Tensor) -> torch.Tensor:
     return (size > MASSIVE) & (size >= MASSIVE_RATIO * size.median())
 
 
-def _about(model: PreTrainedModel, ids: list[torch.Tensor], trace: Trace) -> dict:
-    """Return the source of masks, as far as the trace states it."""
+def _labels(model: PreTrainedModel, ids: list[torch.Tensor], trace: Trace) -> dict:
+    """Return the labels of masks: model, text and hash of the weights, as the trace names them where it does, with the
+    hash of the tokens and the criterion."""
     config = model.config
     of_model = {"model": config._name_or_path, "revision": getattr(config, "_commit_hash", None)}
     if not is_streamed(model):

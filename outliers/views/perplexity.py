@@ -235,20 +235,17 @@ def perplexity_table(rows: list[dict]) -> Table:
 def bits_table(rows: list[dict]) -> list[Table]:
     """Make a table of bits per byte of the text, which are comparable across vocabularies; none if no row records
     them."""
-    if not any("bits_per_byte" in row for row in rows):
+    if not any(BITS in row for row in rows):
         return []
-    failed = {"cell": FAILED}
-    cells = [
-        row | (failed if "failed" in row else _bits(row)) for row in rows if "failed" in row or "bits_per_byte" in row
-    ]
+    cells = []
+    for row in rows:
+        if "failed" in row:
+            cells.append(row | {"cell": FAILED})
+        elif BITS in row:
+            bits = cell(".4f", *value_of(row, BITS).shown)
+            cells.append(row | {"metric": "perplexity", "value": row[BITS], "cell": bits})
     caption = "Loss in bits per byte of the text (UTF-8) by scheme and model; it compares across vocabularies."
     return [_with_labels("table1_bits", caption, "Bits per byte", cells)]
-
-
-def _bits(row: dict) -> dict:
-    """Return fields that replace a row's perplexity by its bits per byte."""
-    bits = row["bits_per_byte"]
-    return {"metric": "perplexity", "value": bits, "cell": cell(".4f", *value_of(row, BITS).shown)}
 
 
 def cost_table(rows: list[dict]) -> list[Table]:

@@ -163,11 +163,12 @@ def _of_model(runs: list[Setting], at: str) -> list[Finding]:
         (ATTENDED, [run for run in runs if run.int8 == ATTENTION]),
         (LEFT, left),
     )
-    return [finding for claim, chosen in said for finding in say(claim, _told(chosen), at=at)]
+    return [finding for claim, chosen in said for finding in say(claim, _first_with_changes(chosen), at=at)]
 
 
-def _told(runs: Sequence[Setting]) -> list[dict]:
-    """Return the fields of the first run for a sentence, with the shares and changes of all."""
+def _first_with_changes(runs: Sequence[Setting]) -> list[dict]:
+    """Return a list of the first run's fields, to which the shares and changes of all runs are added; an empty one if
+    there is no run."""
     shares, changes = [run.decomposition for run in runs], [_percent(run.increase) for run in runs]
     return [
         run._asdict()
