@@ -49,8 +49,9 @@ class Sweep(Experiment):
 def _with_baseline(experiment: Sweep) -> Sweep:
     """Put fp32 before schemes without it, for costs and their paired standard errors are relative to it."""
     exact = get_scheme(BASELINE)
-    schemes = experiment.schemes if exact in experiment.schemes else [exact, *experiment.schemes]
-    return experiment.model_copy(update={"schemes": schemes})
+    if exact in experiment.schemes:
+        return experiment
+    return experiment.model_copy(update={"schemes": [exact, *experiment.schemes]})
 
 
 COMMAND = Command(
