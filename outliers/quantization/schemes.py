@@ -333,6 +333,14 @@ def get_scheme(scheme: str | Scheme, alpha: float | None = None) -> Scheme:
     return scheme if scheme.outlier_threshold is None else replace(scheme, outlier_threshold=threshold)
 
 
+def is_known(scheme: Scheme) -> bool:
+    """Return whether `get_scheme` returns the scheme for its name."""
+    try:
+        return get_scheme(scheme.name) == scheme
+    except UserError:
+        return False
+
+
 def _in_lower_case(written: str) -> str:
     """Write the names of schemes and remedies that a name consists of in lower case."""
     parts = []

@@ -103,7 +103,7 @@ def _config(name: str) -> PretrainedConfig:
 
 
 def _rows(layer: Layer) -> Iterator[tuple]:
-    """Each module of a layer with its role, as items of a row."""
+    """Return a row for each module of a layer, with its role."""
     anatomy, seen = layer.anatomy, set()
     front = {role: norm for norm, roles in anatomy.norms.items() for role in roles}
     front |= {one: norm for norm, of in anatomy.read_by.items() for one in of}
@@ -139,7 +139,7 @@ def _rows(layer: Layer) -> Iterator[tuple]:
 
 
 def _written(kind: pd.DataFrame) -> str:
-    """A kind of layers as a table."""
+    """Format a kind of layers as a table."""
     numbers = kind["layers"].iloc[0]
     size = int(kind["parameters"].sum())
     several = len(numbers) > 1
