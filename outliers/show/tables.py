@@ -262,7 +262,8 @@ def cell(form: str, value: float | None, bar: float | None = None, unit: float =
         digits, ending = precision(bar / 10 ** _exponent(bar), 0)
         return f"{value:.{max(_exponent(value or bar) - _exponent(bar), 0) + digits}e}±{bar:.{digits}e}"
     digits, ending = precision(bar, usual if kind == "f" else math.inf)
-    form = f"{sign}z.{digits}f" if ending else form  # z: −0 becomes 0
+    thousands = "," * ("," in ending)
+    form = f"{sign}z{thousands}.{digits}f" if ending else form  # z: −0 becomes 0
     return f"{_number(form, value)}{ending and f'±{ending}'}"
 
 

@@ -79,6 +79,7 @@ def test_an_empty_cell_of_a_data_frame_is_no_field():
 def test_cells():
     assert cell(".2f", 1.234) == "1.23"
     assert cell("+.2f", 0.5, 0.01, unit=100) == "+50.0±1.0", "the sign is of the number alone"
+    assert cell("+.2f", 14217.3, 14309.0) == "+14,217±14,309"
     assert cell(".2f", 2e7, 3.0) == "2.00e+07±3.00", "broken models make no wide tables"
     assert [cell(".2f", value) for value in (None, math.nan)] == ["–", "–"]
     assert cell(".2f", 1.0, math.nan) == "1.00"
