@@ -33,7 +33,7 @@ from outliers.metrics import states
 from outliers.metrics.latency import latency
 from outliers.metrics.records import Perplexity, ZeroShot
 from outliers.runs.planner import Planner
-from outliers.runs.run import RENDERING, of_all, rendering, shared_bar
+from outliers.runs.run import RENDERING, of_all, shared_bar
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell
 from outliers.terminal import progress as module
@@ -179,55 +179,107 @@ def test_a_range_is_as_wide_as_forecasts_moved(clock):
     assert ranges[3] > 3
 
 
+def happen(bar: Progress, clock: Clock, what: str, *given) -> None:
+    """Let something happen to a bar, or look at it."""
+    if what == "work":  # steps, each in so many seconds
+        work(bar, clock, *given)
+    elif what == "wait":
+        clock.now += given[0]
+    elif what == "layers":  # so many, each in so many seconds
+        for _ in over(range(given[0]), ""):
+            clock.now += given[1]
+    elif what == "left":  # seconds that are left, or none is said
+        left = bar.left()
+        assert (left and left.expected) == (given[0] if given[0] is None else pytest.approx(given[0]))
+    elif what == "about":
+        assert bar.left().expected == pytest.approx(given[0], rel=0.2)
+    elif what == "range":  # how many times as much as expected may be left
+        assert given[0] < bar.left().most / bar.left().expected < given[1]
+    elif what == "rendering":
+        with rendering(bar, "trace"):
+            assert bar.line() == given[0]
+    elif what in ("line", "n", "total", "inside"):
+        found = getattr(bar, what)
+        assert (found() if callable(found) else found) == given[0], what
+    else:
+        getattr(bar, what)(*given)
+
+
 def work(bar: Progress, clock: Clock, *seconds: float) -> None:
-    """Let steps be made, each in so many seconds."""
     for passed in seconds:
         clock.now += passed
         bar.update()
 
 
-def test_what_is_left_follows_from_what_finished_steps_took(clock):
-    """But for the first one, before which a model was loaded."""
-    with Progress(10, clock=clock) as bar:
-        bar.set_description("m, fp32")
-        assert bar.left() is None
-        assert bar.line() == "m, fp32: since 1 s"
-        work(bar, clock, 60, 10, 10, 10)
-        assert bar.left().expected == pytest.approx(60)
-        clock.now += 4
-        assert bar.left().expected == pytest.approx(56)
-        assert bar.line() == "m, fp32: 63%, about 37 to 84 s left"
+SMALL_MODEL, LARGE_MODEL = Steps(4, 10**6), Steps(4, 10**8)
+KINDS = ["states fp32", "states a", "states b", "states c", "places fp32"]
+STORIES = {
+    "as finished steps, but for the first, before which a model was loaded": (
+        *(10, ("set_description", "m, fp32"), ("left", None), ("line", "m, fp32: since 1 s")),
+        *(("work", 60, 10, 10, 10), ("left", 60), ("wait", 4), ("left", 56)),
+        ("line", "m, fp32: 63%, about 37 to 84 s left"),
+    ),
+    "nothing in the first seconds, and nothing of hours": (
+        *(1000, ("work", 30, 0.5, 0.5, 0.5), ("left", None), ("line", "since 32 s"), ("work", 0.5), ("left", 995 / 2)),
+    ),
+    "a long step of a new kind says nothing of others": (
+        *(0, ("expect", Steps(4, kind="trace")), ("expect", Steps(2, kind="attention"))),
+        *(("expect", Steps(100, kind="states")), ("enter", "", Steps(4, kind="trace")), ("work", 1, 1, 1, 1)),
+        *(("enter", "", Steps(2, kind="attention")), ("wait", 50), ("left", 150)),
+    ),
+    "a larger model as long as it has weights, and 1.5 million more": (
+        *(0, ("expect", SMALL_MODEL), ("expect", LARGE_MODEL), ("enter", "small", SMALL_MODEL)),
+        *(("work", 1, 1, 1, 1), ("left", 4 * 101.5 / 2.5), ("set_description", "a" * 70)),
+        ("line", f"{'a' * 57}…: 2%, about 2 to 4 min left"),
+    ),
+    "kinds that were not seen by their cost, or as others of their group": (
+        *(0, *(("expect", Steps(3, kind=kind, cost=1 + (kind == "places fp32"))) for kind in KINDS)),
+        *(one for kind in KINDS[:3] for one in (("enter", kind, Steps(3, kind=kind)), ("work", 10, 10, 10))),
+        *(("left", 3 * 10 + 3 * 20), ("range", 1.5, 2)),
+    ),
+    "a range too wide to be of use is not said": (
+        *(0, *(("expect", Steps(100 if kind == "new" else 4, kind=kind)) for kind in ("fast", "slow", "new"))),
+        *(("enter", "", Steps(4, kind="fast")), ("work", 1, 1, 1, 1), ("enter", "", Steps(4, kind="slow"))),
+        *(("work", 30, 30, 30, 30), ("left", None)),
+        *(("enter", "new", Steps(100, kind="new")), ("work", 5, 5, 5, 5), ("about", 96 * 5)),
+    ),
+    "what takes its time on any model": (
+        *(0, ("expect", SMALL_MODEL), ("expect", RENDERING), ("enter", "m", SMALL_MODEL)),
+        *(("work", 60, 60, 60, 60), ("left", RENDERING.seconds)),
+        *(("rendering", "trace, tables and figures: 99%, about 2 to 4 s left"), ("n", 4 + RENDERING.count)),
+    ),
+    "stages that values decide are estimated": (
+        *(0, ("expect", Steps(4)), ("estimate", Steps(8, kind="later")), ("work", 10, 10, 10, 10)),
+        *(("total", 12), ("left", 80), ("expect", Steps(6)), ("estimate", Steps(0, kind="later"))),
+        *(("total", 10), ("left", 60)),
+    ),
+    "steps of an earlier run took no time": (
+        *(10, ("skip", Steps(6)), ("left", None), ("work", 20, 10), ("left", 20)),
+    ),
+    "a long step is seen from inside": (
+        *(2, ("wait", 15), ("see", 0.25), ("wait", 15), ("see", 0.5), ("wait", 15), ("see", 0.75), ("left", 75)),
+        *(("work", 15), ("left", 60)),
+    ),
+    "layers move steps that are made at once, of two passes of a streamed model": (
+        *(20, ("begin", 10), ("layers", 5, 3), ("begin", 10), ("layers", 3, 3), ("n", 10), ("left", None)),
+        *(("update", 10), ("n", 20)),
+    ),
+    "layers of no steps say nothing of those that come": (
+        *(0, ("expect", Steps(10, 10**8)), ("enter", "m, its weights", Steps()), ("layers", 5, 2), ("left", None)),
+        *(("enter", "m, fp32", Steps(10, 10**8)), ("work", 2, 2, 2), ("left", 14)),
+    ),
+    "a total that grows from nothing": (
+        *(0, ("wait", 10), ("line", "since 10 s"), ("expect", Steps(4)), ("work", 10, 10, 10), ("left", 10)),
+    ),
+}
 
 
-def test_nothing_is_said_in_the_first_seconds(clock):
-    """And nothing of hours, by a first step that read a model."""
-    with Progress(1000, clock=clock) as bar:
-        work(bar, clock, 30, 0.5, 0.5, 0.5)
-        assert (bar.left(), bar.share(), bar.line()) == (None, None, "since 32 s")
-        work(bar, clock, 0.5)
-        assert bar.left().expected == pytest.approx(995 / 2)
-
-
-def test_a_step_that_takes_longer_than_others_moves_what_is_left(clock):
-    with Progress(10, clock=clock) as bar:
-        work(bar, clock, 10, 10, 10, 10)
-        clock.now += 10
-        before = bar.left().expected
-        clock.now += 30
-        assert bar.left().expected > 1.3 * before
-
-
-def test_a_long_step_of_a_new_kind_says_nothing_of_others(clock):
-    """Of its own kind it says how long one takes at least; the machine need not be busy."""
-    with Progress(clock=clock) as bar:
-        for kind, count in (("trace fp32", 4), ("attention fp32", 2), ("states fp32", 100)):
-            bar.expect(Steps(count, kind=kind))
-        bar.enter("trace", Steps(4, kind="trace fp32"))
-        work(bar, clock, 1, 1, 1, 1)
-        bar.enter("attention", Steps(2, kind="attention fp32"))
-        clock.now += 50
-        left = bar.left()
-        assert left.expected == pytest.approx(50 + 100)
+@pytest.mark.parametrize("story", STORIES)
+def test_what_is_left(story, clock):
+    total, *events = STORIES[story]
+    with Progress(total, clock=clock) as bar:
+        for event in events:
+            happen(bar, clock, *event)
 
 
 def test_workers_finish_several_steps_at_once(clock):
@@ -235,10 +287,24 @@ def test_workers_finish_several_steps_at_once(clock):
         clock.now += 100
         bar.spread(3)
         for _ in range(2):
-            clock.now += 30
-            for _ in range(3):
-                bar.update()
+            work(bar, clock, 30, 0, 0)
         assert bar.left().expected == pytest.approx(60, rel=0.3)
+
+
+def test_a_bar_is_drawn_while_steps_of_new_kinds_end():
+    """By another thread than the one that makes them."""
+    forecaster = Forecaster()
+
+    def make() -> None:
+        for number in range(3000):
+            forecaster.expect(Steps(1, 10**6, f"kind {number}"))
+            forecaster.made(Mark(5.0 + number, f"kind {number}", 10**6, 5.0))
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    while thread.is_alive():
+        forecaster.left(10**4)
+    assert forecaster.left(10**4)
 
 
 @pytest.mark.parametrize(
@@ -260,58 +326,6 @@ def test_what_a_run_says_as_its_steps_end(total, seconds, said, clock, caplog, m
     assert caplog.messages[:2] == said, caplog.messages
 
 
-def test_steps_of_a_larger_model_take_longer(clock):
-    """As long as it has weights, and 1.5 million more."""
-    with Progress(clock=clock) as bar:
-        bar.expect(Steps(4, 10**6))
-        bar.expect(Steps(4, 10**8))
-        bar.enter("small", Steps(4, 10**6))
-        work(bar, clock, 1, 1, 1, 1)
-        assert bar.left().expected == pytest.approx(4 * 101.5 / 2.5)
-        bar.set_description("a" * 70)
-        assert bar.line() == f"{'a' * 57}…: 2%, about 2 to 4 min left"
-
-
-def test_steps_of_a_kind_that_was_not_seen_may_take_longer_or_shorter(clock):
-    """By their cost; those of a group of which several kinds were seen take as long as these."""
-    with Progress(clock=clock) as bar:
-        kinds = ["states fp32", "states a", "states b", "states c", "places fp32"]
-        for kind in kinds:
-            bar.expect(Steps(3, kind=kind, cost=2 if kind == "places fp32" else 1))
-        for kind in kinds[:3]:
-            bar.enter(kind, Steps(3, kind=kind))
-            work(bar, clock, 10, 10, 10)
-        left = bar.left()
-        assert left.expected == pytest.approx(3 * 10 + 3 * 20)
-        assert 1.5 < left.most / left.expected < 2
-
-
-def test_a_range_too_wide_to_be_of_use_is_not_said(clock):
-    """As of a kind that may take as long as the fastest or the slowest before it."""
-    with Progress(clock=clock) as bar:
-        for kind in ("fast", "slow", "new"):
-            bar.expect(Steps(100 if kind == "new" else 4, kind=kind))
-        for kind, seconds in (("fast", 1), ("slow", 30)):
-            bar.enter(kind, Steps(4, kind=kind))
-            work(bar, clock, *[seconds] * 4)
-        assert bar.left() is None
-        bar.enter("new", Steps(100, kind="new"))
-        work(bar, clock, 5, 5, 5, 5)
-        assert bar.left().expected == pytest.approx(96 * 5, rel=0.2)
-
-
-def test_what_takes_its_time_on_any_model(clock):
-    with Progress(clock=clock) as bar:
-        bar.expect(Steps(4, 10**6))
-        bar.expect(RENDERING)
-        bar.enter("m", Steps(4, 10**6))
-        work(bar, clock, 60, 60, 60, 60)
-        assert bar.left().expected == pytest.approx(RENDERING.seconds)
-        with rendering(bar, "trace"):
-            assert bar.line() == "trace, tables and figures: 99%, about 2 to 4 s left"
-        assert bar.n == bar.total
-
-
 def test_blocks_alone_take_as_long_as_a_model_is_large():
     planner = Planner(None, None, None, "")
     planner.sizes = {MODEL: 118_944}
@@ -325,87 +339,6 @@ def test_each_way_of_measuring_a_variant_is_a_kind(monkeypatch, tmp_path):
     monkeypatch.setattr(Progress, "expect", lambda bar, steps: (kinds.append(steps.kind), expect(bar, steps)))
     run(Cells(models=[MODEL], metrics=["perplexity", "top1", "range"], block=16, blocks=1), tmp_path)
     assert len(set(kinds)) == len(kinds) == 3
-
-
-def test_stages_that_values_decide_are_estimated(clock):
-    with Progress(clock=clock) as bar:
-        bar.expect(Steps(4))
-        bar.estimate(Steps(8, kind="later"))
-        work(bar, clock, 10, 10, 10, 10)
-        assert (bar.total, bar.left().expected) == (12, pytest.approx(80))
-        bar.expect(Steps(6))
-        bar.estimate(Steps(0, kind="later"))
-        assert (bar.total, bar.left().expected) == (10, pytest.approx(60))
-
-
-def test_a_bar_is_drawn_while_steps_of_new_kinds_end():
-    """By another thread than the one that makes them."""
-    forecaster = Forecaster()
-
-    def make() -> None:
-        for number in range(3000):
-            forecaster.expect(Steps(1, 10**6, f"kind {number}"))
-            forecaster.made(Mark(5.0 + number, f"kind {number}", 10**6, 5.0))
-
-    thread = threading.Thread(target=make)
-    thread.start()
-    while thread.is_alive():
-        forecaster.left(10**4)
-    assert forecaster.left(10**4)
-
-
-def test_steps_of_an_earlier_run_took_no_time(clock):
-    with Progress(10, clock=clock) as bar:
-        bar.skip(Steps(6))
-        assert bar.left() is None
-        work(bar, clock, 20, 10)
-        assert bar.left().expected == pytest.approx(20)
-
-
-def test_a_long_step_is_seen_from_inside(clock):
-    with Progress(2, clock=clock) as bar:
-        for share in (0.25, 0.5, 0.75):
-            clock.now += 15
-            bar.see(share)
-        assert bar.left().expected == pytest.approx(75)
-        clock.now += 15
-        bar.update()
-        assert bar.left().expected == pytest.approx(60)
-        assert bar.line().startswith("50%")
-
-
-def test_layers_move_steps_that_are_made_at_once(clock):
-    """Two passes of ten blocks each through a model that is streamed."""
-    with Progress(20, clock=clock) as bar:
-        for done in (0, 10):
-            bar.begin(10)
-            for layer in over(range(5), ""):
-                assert bar.n + bar.inside == done + 2 * layer
-                clock.now += 3
-        assert bar.left() is None
-        bar.update(10)
-        assert bar.n == 20
-
-
-def test_layers_within_a_measurement_of_no_steps_say_nothing_of_those_that_come(clock):
-    with Progress(clock=clock) as bar:
-        bar.expect(Steps(10, 10**8))
-        bar.enter("m, its weights", Steps())
-        for _ in over(range(5), ""):
-            clock.now += 2
-        assert bar.left() is None
-        bar.enter("m, fp32", Steps(10, 10**8))
-        work(bar, clock, 2, 2, 2)
-        assert bar.left().expected == pytest.approx(14)
-
-
-def test_a_total_that_grows_and_one_of_nothing(clock):
-    with Progress(clock=clock) as bar:
-        clock.now += 10
-        assert bar.line() == "since 10 s"
-        bar.expect(Steps(4))
-        work(bar, clock, 10, 10, 10)
-        assert bar.left().expected == pytest.approx(10)
 
 
 def test_lines_come_also_while_no_step_ends(monkeypatch, caplog):
