@@ -6,9 +6,14 @@ import sys
 SMALL = ["--model", "pocket/gpt2-0.1m", "--block", "64", "--blocks", "2", "--scheme", "fp32", "--scheme", "absmax"]
 
 
+def type_words(monkeypatch, *words) -> None:
+    """Let these be the arguments of this process, its name the first."""
+    monkeypatch.setattr(sys, "argv", list(map(str, words)))
+
+
 def call(monkeypatch, capsys, *arguments, command="sweep") -> tuple[int, str, str]:
     """Exit code, output and errors of `python -m outliers.sweep …`, or another command, run in this process."""
-    monkeypatch.setattr(sys, "argv", [command, *map(str, arguments)])
+    type_words(monkeypatch, command, *arguments)
     monkeypatch.delitem(sys.modules, f"outliers.{command}", raising=False)  # of which runpy would warn
     code = 0
     try:

@@ -44,7 +44,7 @@ from outliers.terminal.command import app_of, run
 from outliers.terminal.options import options
 from tests.conftest import needs_harness
 from tests.small_models import names_of
-from tests.typed import SMALL, call, refused
+from tests.typed import SMALL, call, refused, type_words
 
 COMMANDS = commands()
 
@@ -467,7 +467,7 @@ def test_a_warning_is_a_line(monkeypatch, capsys):
     def warn():
         warnings.warn("the kettle\nis hot", stacklevel=1)
 
-    monkeypatch.setattr(sys, "argv", ["warn"])
+    type_words(monkeypatch, "warn")
     run(warn)
     assert capsys.readouterr().err == "warning: the kettle\nis hot\n"
 
@@ -500,7 +500,7 @@ def test_a_field_is_an_option(monkeypatch, capsys):
 
     pick.__annotations__ = options(Basket, without=["trees"])
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(sys, "argv", ["pick", "--help"])
+    type_words(monkeypatch, "pick", "--help")
     run(pick)
     said = [" ".join(line.strip("│ ").split()) for line in capsys.readouterr().out.splitlines() if "--" in line]
     assert [line for line in said if "--help" not in line and "--debug" not in line] == [
@@ -513,7 +513,7 @@ def test_a_field_is_an_option(monkeypatch, capsys):
         "--field <str> Where.",
         "--of <str> Whose; by default nobody's.",
     ]
-    monkeypatch.setattr(sys, "argv", ["pick", "--sort=a,b", "--sorts=c", "--rain-water=0.5", "--pick", "--of=x"])
+    type_words(monkeypatch, "pick", "--sort=a,b", "--sorts=c", "--rain-water=0.5", "--pick", "--of=x")
     run(pick)
     assert {name: value for name, value in given.items() if value is not None} == {
         "sorts": ["a,b", "c"],
@@ -540,7 +540,7 @@ def script(monkeypatch, capsys):
     main = getattr(importlib.import_module(module), function)
 
     def call_script(*arguments) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["/usr/bin/outliers", *map(str, arguments)])
+        type_words(monkeypatch, "/usr/bin/outliers", *arguments)
         code = 0
         try:
             main()

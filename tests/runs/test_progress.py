@@ -33,7 +33,7 @@ from outliers.metrics import states
 from outliers.metrics.latency import latency
 from outliers.metrics.records import Perplexity, ZeroShot
 from outliers.runs.planner import Planner
-from outliers.runs.run import RENDERING, of_all, shared_bar
+from outliers.runs.run import RENDERING, of_all, rendering, shared_bar
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell
 from outliers.terminal import progress as module
@@ -55,6 +55,12 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def limits(monkeypatch, **seconds: float) -> None:
+    """Set after how many seconds a bar or a line is shown."""
+    for name, value in seconds.items():
+        monkeypatch.setattr(module, name, value)
 
 
 @pytest.fixture
@@ -93,12 +99,12 @@ LOADS = {
 
 
 def simulated(
-    load: Callable[[float], float], clock: Clock, bar: Progress, seed: int = 0
+    load: Callable[[float], float], clock: Clock, bar: Progress, seed: int = 0, look: Callable[[], object] = bool
 ) -> list[tuple[float, Left | None]]:
     """The ages of a run whose steps take times as long as a load says, each with what was forecast then.
 
     load: of the share of the work that is made. seed: of noise; above 0 kinds take other times than in CELLS, as
-    much as those of `report look` differ from what is expected of them.
+    much as those of `report look` differ from what is expected of them. look: called after each step.
     """
     random, made, forecasts = Random(seed), 0.0, []
     cells = {
@@ -116,13 +122,14 @@ def simulated(
             made += usual
             bar.update()
             forecasts.append((bar.age, bar.left()))
+            look()
     return forecasts[:-1]
 
 
 @pytest.mark.parametrize("load", LOADS)
 def test_forecasts_of_a_run_of_unequal_cells(load, clock, caplog, monkeypatch):
     """Also where another program starts midway: the range then has room for it."""
-    monkeypatch.setattr(module, "SHORT", 2)
+    limits(monkeypatch, SHORT=2)
     load, factor = LOADS[load]
     with caplog.at_level(logging.INFO, "outliers"), Progress(clock=clock) as bar:
         forecasts = simulated(load, clock, bar)
@@ -153,15 +160,11 @@ def test_ranges_hold_the_time_of_nine_runs_in_ten():
 
 
 @pytest.mark.parametrize("load", LOADS)
-def test_a_bar_is_of_the_time(load, clock, monkeypatch):
+def test_a_bar_is_of_the_time(load, clock):
     """Its share never falls, and is near to that of the time that has passed."""
     shares = []
-    usual = Progress.left
-    monkeypatch.setattr(Progress, "left", lambda bar: (usual(bar), shares.append((bar.age, bar.shown)))[0])
     with Progress(clock=clock) as bar:
-        see = bar.share
-        monkeypatch.setattr(bar, "_mark", lambda mark=bar._mark: (mark(), see()))
-        simulated(LOADS[load][0], clock, bar)
+        simulated(LOADS[load][0], clock, bar, look=lambda: shares.append((bar.age, bar.share() or 0)))
         whole = bar.age
     assert shares == sorted(shares)
     assert max(abs(share - age / whole) for age, share in shares if age > whole / 5) < 0.3
@@ -317,7 +320,7 @@ def test_a_bar_is_drawn_while_steps_of_new_kinds_end():
 )
 def test_what_a_run_says_as_its_steps_end(total, seconds, said, clock, caplog, monkeypatch):
     """Once, and anew where it ends at another time than it said; nothing of bars within it."""
-    monkeypatch.setattr(module, "SHORT", 2)
+    limits(monkeypatch, SHORT=2)
     with caplog.at_level(logging.INFO, "outliers"), Progress(total, description="m, fp32", clock=clock) as bar:
         for passed in seconds:
             work(bar, clock, passed)
@@ -342,7 +345,7 @@ def test_each_way_of_measuring_a_variant_is_a_kind(monkeypatch, tmp_path):
 
 
 def test_lines_come_also_while_no_step_ends(monkeypatch, caplog):
-    monkeypatch.setattr(module, "SECONDS", 0.02)
+    limits(monkeypatch, SECONDS=0.02)
     with caplog.at_level(logging.INFO, "outliers"), Progress(3, description="m, fp32") as bar:
         bar.update()
         for _ in over(range(2), "m, layers"):
@@ -360,7 +363,7 @@ def test_a_terminal_has_a_bar_and_no_lines(monkeypatch):
             return True
 
     monkeypatch.setattr(sys, "stderr", Terminal())
-    monkeypatch.setattr(module, "SECONDS", 0.01)
+    limits(monkeypatch, SECONDS=0.01)
     clock = Clock()
     with Progress(4, description="m", clock=clock) as bar:
         bar.skip(Steps(1))
@@ -386,7 +389,7 @@ def test_a_long_label_is_cut_and_the_bar_is_not(monkeypatch, columns):
 
 
 def test_a_command_says_a_line(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(module, "SECONDS", 0.2)
+    limits(monkeypatch, SECONDS=0.2)
     usual = states._resident
     monkeypatch.setattr(states, "_resident", lambda *given: time.sleep(0.3) or usual(*given))
     code, _, err = call(monkeypatch, capsys, *SMALL, "--out", tmp_path)
@@ -435,7 +438,7 @@ def test_a_function_of_python_shows_a_bar(called, monkeypatch, capsys):
     """One of all its passes, which are known before they are made; none where nobody would see it."""
     function, passes = CALLS[called]
     model, seen, leave = make_model("gpt2"), [], Progress.__exit__
-    monkeypatch.setattr(module, "DELAY", 0)
+    limits(monkeypatch, DELAY=0)
 
     def left(bar: Progress, *error) -> None:
         seen.append((bar.desc, bar.n, bar.total))

@@ -278,11 +278,12 @@ def test_a_row_that_is_lost_is_measured_again(tmp_path, lost):
 
 
 @pytest.mark.parametrize("folder", ["traced"], indirect=True)
-def test_a_row_of_a_trace_that_is_kept_is_made_of_it(folder, monkeypatch):
+def test_a_row_of_a_trace_that_is_kept_is_made_of_it(folder):
     want = trace_model(TRACED, folder)[1]
     (folder / "rows.jsonl").unlink()
-    monkeypatch.setattr("outliers.metrics.trace.traces", lambda *_: pytest.fail("it is there"))
+    written = (folder / "trace.safetensors").stat().st_mtime_ns
     assert lasting(trace_model(TRACED, folder)[1]) == lasting(want)
+    assert (folder / "trace.safetensors").stat().st_mtime_ns == written, "nothing is traced again"
 
 
 # Traces

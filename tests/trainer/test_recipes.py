@@ -33,6 +33,13 @@ def _not_compiled():
         yield
 
 
+@pytest.fixture
+def saved_often(monkeypatch):
+    """Log each second step and save each fourth."""
+    for name, steps in {"SAVED_EVERY": 4, "LOGGED_EVERY": 2}.items():
+        monkeypatch.setattr(loop, name, steps)
+
+
 def blocks_for(recipe: Recipe) -> np.ndarray:
     """Random ids as a training takes them."""
     shape = recipe.steps * recipe.batch, 32
@@ -202,7 +209,7 @@ with torch.compiler.set_stance("force_eager"):
 
 
 @pytest.mark.nightly("outliers/trainer/")
-def test_a_killed_training_goes_on_with_the_same_losses(tmp_path, monkeypatch):
+def test_a_killed_training_goes_on_with_the_same_losses(tmp_path, saved_often):
     folder, run = tmp_path / "killed", [sys.executable, "-c", KILLED, str(tmp_path / "killed")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     for steps in (4, 12):  # each from where the last one was killed
@@ -211,8 +218,6 @@ def test_a_killed_training_goes_on_with_the_same_losses(tmp_path, monkeypatch):
                 assert process.poll() is None
                 time.sleep(0.005)
             process.send_signal(signal.SIGKILL)  # most likely while it writes
-    monkeypatch.setattr(loop, "SAVED_EVERY", 4)
-    monkeypatch.setattr(loop, "LOGGED_EVERY", 2)
     recipe = Recipe(**TINY, steps=40, int8=["ffn", "linear"], stochastic=True, optimizer="muon")
     moves: list[int] = []
     model, whole = (start(recipe, 0) for _ in range(2))
@@ -223,9 +228,7 @@ def test_a_killed_training_goes_on_with_the_same_losses(tmp_path, monkeypatch):
     assert all(torch.equal(value, whole.state_dict()[name]) for name, value in model.state_dict().items())
 
 
-def test_what_is_seen_is_logged_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "SAVED_EVERY", 4)
-    monkeypatch.setattr(loop, "LOGGED_EVERY", 2)
+def test_what_is_seen_is_logged_once(tmp_path, saved_often):
     recipe = Recipe(**TINY, steps=8)
 
     def seen(_model, step):
@@ -266,8 +269,7 @@ BREAKS = {
 
 @pytest.mark.parametrize("said", BREAKS)
 @pytest.mark.parametrize("int8", [[], ["ffn", "linear"]], ids=["16 bits", "int8"])
-def test_a_number_that_is_none_is_named_and_stops(said, int8, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "SAVED_EVERY", 4)
+def test_a_number_that_is_none_is_named_and_stops(said, int8, tmp_path, monkeypatch, saved_often):
     moves, own = itertools.count(), loop._MeasuringCallback.on_step_end
 
     def breaking(self, *given, model, **others):
