@@ -221,7 +221,7 @@ def test_a_killed_training_goes_on_with_the_same_losses(tmp_path, saved_often):
     recipe = Recipe(**TINY, steps=40, int8=["ffn", "linear"], stochastic=True, optimizer="muon")
     moves: list[int] = []
     model, whole = (start(recipe, 0) for _ in range(2))
-    goes_on = loop.train(model, recipe, blocks_for(recipe), folder, moved=moves.append)
+    goes_on = loop.train(model, recipe, blocks_for(recipe), folder, progress=moves.append)
     at_once = loop.train(whole, recipe, blocks_for(recipe), tmp_path / "whole")
     assert moves[0] >= 4 and sum(moves) == 40
     assert logged(goes_on) == logged(at_once) and len(logged(goes_on)) == 20
@@ -237,7 +237,7 @@ def test_what_is_seen_is_logged_once(tmp_path, saved_often):
             raise KeyboardInterrupt
         return {"seen": step}
 
-    train = lambda: loop.train(start(recipe, 0), recipe, blocks_for(recipe), tmp_path / "run", seen, at=(2, 4, 6, 8))  # noqa: E731
+    train = lambda: loop.train(start(recipe, 0), recipe, blocks_for(recipe), tmp_path / "run", seen, steps=(2, 4, 6, 8))  # noqa: E731
     with pytest.raises(KeyboardInterrupt):
         train()
     log = train()
