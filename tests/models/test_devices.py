@@ -67,13 +67,10 @@ def test_pretend_devices_refuse_what_devices_refuse(devices):
         for mistake in (
             lambda: one + other,
             lambda: one + torch.ones(4),
-            lambda: one.index_copy_(0, other.long(), one),
             lambda: torch.stack([one, other]),
             lambda: torch.where(one > 1, one, other),
-            lambda: one.__setitem__(other > 1, 0.0),
             lambda: one.__setitem__([0, 1], torch.ones(2)),
             lambda: torch.nn.functional.linear(one, other.view(1, 4)),
-            lambda: one.add_(other),
         ):
             with pytest.raises(RuntimeError, match=r"mixes devices: (cpu|maia:0), maia:1"):
                 mistake()

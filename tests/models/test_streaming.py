@@ -230,7 +230,6 @@ def test_a_checkpoint_that_changes_under_a_streamed_sweep(tmp_path):
 
 SHORT = {"block": 32, "blocks": 2, "stream": True}
 RUNS = {
-    "sweep": lambda model, **more: Sweep(models=[model], schemes=["fp32", "absmax"], **SHORT, **more),
     "trace": lambda model, **more: OneModel(model=model, **SHORT, **more),
     "damage": lambda model, **more: Damage(model=model, schemes=["absmax"], by=["role"], **SHORT, **more),
     "ablation": lambda model, **more: Ablation(model=model, features=[1, 2], methods=["mean"], **SHORT, **more),

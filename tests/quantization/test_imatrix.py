@@ -13,7 +13,6 @@ from outliers.errors import UserError
 from outliers.models.anatomy import projections, readers
 from outliers.models.anatomy.experts import call_by_projection
 from tests.conftest import few_kinds
-from tests.gguf_files import tensors_of
 from tests.small_models import inputs_of, make_model, make_tokenizer, trace_model
 from tests.typed import refused
 
@@ -159,14 +158,6 @@ def test_a_trace_of_an_earlier_version_has_none(blocks, tmp_path):
     trace.modules = {}
     with pytest.raises(UserError, match="of an earlier version"):
         trace.save_imatrix(tmp_path / "imatrix.gguf")
-
-
-def test_the_weights_of_a_file_have_the_names_of_an_imatrix(blocks, tmp_path):
-    """Those that llama-quantize quantizes: the matrices of its blocks."""
-    model = make_model("llama")
-    outliers.trace(model, blocks).save_imatrix(tmp_path / "imatrix.gguf")
-    matrices = {name for name, tensor in tensors_of(model).items() if name.startswith("blk.") and tensor.ndim == 2}
-    assert weights_of(read(tmp_path / "imatrix.gguf")[1]) == matrices
 
 
 def test_a_run_writes_one(tmp_path):

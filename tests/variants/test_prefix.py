@@ -106,17 +106,16 @@ def test_the_most_frequent_outlier_tokens():
 def test_an_outlier_token_exceeds_64_medians(blocks):
     """Of the tokens of its block, in each layer by itself."""
     model = make_model("gpt2")
-    states = {}
-    with outliers.hooks(model, lambda layer, role, x: states.setdefault(layer, []).append(x), roles=["ffn_out"]):
-        perplexity(model, blocks)
-    ratios = torch.stack(
-        [torch.stack([x.abs().amax(1) / x.abs().amax(1).median() for x in of]) for of in states.values()]
-    )
     assert not calibrate(model, blocks).outlier_tokens.any()
-    limit = float(ratios.max()) * 0.9
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outliers.quantization.calibration.OUTLIER_TOKEN", limit)
-        assert torch.equal(calibrate(model, blocks).outlier_tokens, ratios > limit)
+    read, into = next(outliers.hidden_states(model, blocks, 1, "ffn_in"))[7], model.transformer.h[1].mlp.c_fc
+    with torch.no_grad():  # a unit that one token alone lets fire
+        into.weight[:, 5], into.bias[5] = 300 * read, -270 * read.square().sum()
+    largest = {layer: [] for layer in (0, 1)}
+    with outliers.hooks(model, lambda layer, _role, x: largest[layer].append(x.abs().amax(1)), roles=["ffn_out"]):
+        perplexity(model, blocks)
+    expected = torch.stack([torch.stack([one > 64 * one.median() for one in of]) for of in largest.values()])
+    assert torch.equal(calibrate(model, blocks).outlier_tokens, expected)
+    assert expected[1, 0, 7] and not expected[0].any()
 
 
 def test_others_are_calibrated_behind_the_prefix(blocks):
