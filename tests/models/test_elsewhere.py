@@ -138,18 +138,7 @@ SAID = {
 OTHERS = {
     *("UserError", "SCHEMES", "Scheme", "Quantizer", "load_model", "load_tokenizer", "pocket_models", "load_text"),
     *("Calibration", "Transform", "Plan", "read_plan", "export", "load_quantized", "load_int8", "OutliersConfig"),
-    *(
-        "Variant",
-        "Trace",
-        "OutlierCallback",
-        "compare",
-        "table4_row",
-        "Experiment",
-        "Emergence",
-        "run",
-        "sweep",
-        "Cells",
-    ),
+    *("Variant", "Trace", "OutlierCallback", "compare", "table4_row", "Sweep", "Emergence", "run", "sweep", "Cells"),
     *("frame", "plot", "adopt"),
 }
 
