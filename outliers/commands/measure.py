@@ -91,7 +91,13 @@ class Cells(Parameters, Experiment):
         Raises:
             UserError: a field was given that is a parameter of none of them.
         """
-        records = [metric if isinstance(metric, Metric) else metric(**self._of(metric)) for metric in self.metrics]
+        records = []
+        for metric in self.metrics:
+            if isinstance(metric, Metric):
+                records.append(metric)
+            else:
+                given = self.model_fields_set & metric.model_fields.keys()
+                records.append(metric(**{field: getattr(self, field) for field in given}))
         for field in sorted(self.model_fields_set & Parameters.model_fields.keys()):
             if not any(field in type(record).model_fields for record in records):
                 raise UserError(
@@ -99,9 +105,6 @@ class Cells(Parameters, Experiment):
                     f"({', '.join(record.name for record in records)}); leave it out, or request a metric that has it"
                 )
         return records
-
-    def _of(self, record: type[Metric]) -> dict:
-        return {field: getattr(self, field) for field in self.model_fields_set if field in record.model_fields}
 
     def plans(self) -> list[CellPlan]:
         for variant in self.variants:

@@ -153,8 +153,8 @@ Once = AfterValidator(lambda entries: list(dict.fromkeys(entries)))
 Line = Annotated[str, AfterValidator(_line)]
 Name = Annotated[str, AfterValidator(_name)]
 Names = Annotated[list[Line], Split, Field(min_length=1), Once]
-# Their defaults are names, as the help shows them, so that each field that has one validates it.
-OneScheme = Annotated[Scheme, PlainValidator(_scheme, json_schema_input_type=str), PlainSerializer(_write_scheme)]
+# Names are accepted, and values are schemes. Defaults are names, as the help shows them, so that fields validate them.
+OneScheme = Annotated[str | Scheme, PlainValidator(_scheme, json_schema_input_type=str), PlainSerializer(_write_scheme)]
 _PEER = WrapValidator(lambda value, check: PEER if str(value).lower() == PEER else check(value))
 _SchemeOrPeer = Annotated[OneScheme, _PEER]
 _OfSchemes = (Split, Field(min_length=1), Once, AfterValidator(_of_different_names))

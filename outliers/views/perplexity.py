@@ -29,15 +29,9 @@ def costs(rows: list[dict]) -> list[dict]:
 
     Rows of models whose unquantized perplexity was not measured are left out.
     """
-    baseline = {row["model"]: value_of(row) for row in rows if row["scheme"] == BASELINE and is_exact(row)}
+    baseline = {row["model"]: value_of(row) for row in rows if row["scheme"] == BASELINE and variant_of(row).is_exact}
     measured = [row for row in rows if row["model"] in baseline]
     return [row | {"cost": value_of(row).increase_over(baseline[row["model"]])} for row in measured]
-
-
-def is_exact(row: Mapping) -> bool:
-    """Return whether a row's model is unchanged; a scheme that quantizes nothing changes nothing, whatever its
-    options."""
-    return variant_of(row).is_exact
 
 
 def unrounded(point: NamedTuple) -> dict:
