@@ -191,7 +191,7 @@ def _measure(name: str, experiment: Experiment, out: Path | None, force: bool) -
 
                 section = shown_section(experiment, folder, rows)
             else:
-                section = section_of(resolved(experiment.view), rows, Context(experiment, folder))
+                section = section_of(resolved(type(experiment).view), rows, Context(experiment, folder))
             show_page(folder, page_request(experiments))
             text = write(section, folder, typed(name))
     print(text)
