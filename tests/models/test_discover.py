@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from outliers import anatomy
 from outliers.criterion import QUANTIZED
 from outliers.errors import UserError
 from outliers.models.anatomy import anatomy_of, found, layers_of, readers
-from outliers.models.anatomy.discover import Branch, Kind, find_stacks
+from outliers.models.anatomy.discover import find_stacks
+from outliers.models.anatomy.row import Anatomy
 from scripts.every_type import tiny
 from tests import conftest, small_models
 from tests.subjects import test_families
@@ -162,11 +163,13 @@ def test_what_has_no_anatomy(name, said, monkeypatch):
     assert "\n" not in str(refused.value)
 
 
-class Stacked(nn.Module):
+class Stacked(PreTrainedModel):
     """An embedding, and two layers of a class."""
 
+    config_class = PretrainedConfig
+
     def __init__(self, layer: type[nn.Module]):
-        super().__init__()
+        super().__init__(PretrainedConfig())
         self.tokens = nn.Embedding(100, WIDTH)
         self.layers = nn.ModuleList(layer() for _ in range(2))
 
@@ -225,30 +228,31 @@ class RouterInDouble(Parts):
         return x + self.out(self.into(x).relu()) * gate.to(x.dtype)
 
 
-def kind_of(layer: type[nn.Module]) -> Kind:
+def kind_of(layer: type[nn.Module]) -> Anatomy:
     with torch.device("meta"):
         model, ids = Stacked(layer), torch.zeros(1, 13, dtype=torch.int64)
     (stack,) = find_stacks(model, {"input_ids": ids})
-    (kind,) = {*stack.kinds}
-    return kind
+    assert stack.kinds == (0, 0)
+    return stack
 
 
 @pytest.mark.parametrize("layer", [Scan, Convolution])
 def test_a_scan_or_a_convolution_alone_mixes_positions(layer):
     kind = kind_of(layer)
-    assert kind.branches == (Branch(True, ("into",), (), ("out",)),)
+    assert (kind.attn_in, kind.attn_out, kind.ffn_in) == (("into",), ("out",), ())
     assert kind.recurrent and not kind.attention
 
 
 def test_what_attention_puts_out_was_not_normed():
-    assert kind_of(NormedValues).norms == (("norm", ("into", "other")),)
+    kind = kind_of(NormedValues)
+    assert kind.norms == {"norm": ("attn_in",)} and kind.read_by == {"norm": ("into", "other")}
 
 
 def test_a_projection_whose_scaled_output_is_added_is_no_router():
     kind = kind_of(ScaledSum)
-    assert [branch.reads for branch in kind.branches] == [("into",)] and not kind.routers
+    assert kind.ffn_in == ("into",) and not kind.router
 
 
 def test_a_copied_weight_is_that_of_its_module():
     kind = kind_of(RouterInDouble)
-    assert kind.routers == ("gate",) and kind.branches == (Branch(False, ("into",), (), ("out",)),)
+    assert (kind.router, kind.ffn_in, kind.ffn_out) == (("gate",), ("into",), ("out",))

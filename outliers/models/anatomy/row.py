@@ -1,6 +1,6 @@
 """The record of an architecture: the place of a stack's layers, and the parts of one layer."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from transformers import PretrainedConfig
 
@@ -116,6 +116,11 @@ class Anatomy:
     def parts(self) -> set[str]:
         """The paths of the norms and projections of a layer of this kind."""
         return {*self.norms, *(name for role in QUANTIZED for name in getattr(self, role))}
+
+
+def of_all_kinds(anatomy: Anatomy, **fields: object) -> Anatomy:
+    """Return a stack with other fields of all kinds of its layers."""
+    return replace(anatomy, **fields, others=tuple(replace(one, **fields) for one in anatomy.others))
 
 
 def config_of_stack(config: PretrainedConfig, stack: Anatomy) -> PretrainedConfig:

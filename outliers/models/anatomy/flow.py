@@ -1,0 +1,420 @@
+"""Histories of tensors: the projections that each one was made of, followed through a pass on the meta device.
+
+Nothing is computed: each tensor has a shape and a history, the set of projections that it was made of. A layer's input
+starts with the residual stream as its only history. The output of an operation gets the histories of all its inputs;
+the output of a projection starts anew, with this projection. The history of a projection's input therefore tells what
+it reads, and the history of a layer's output tells which projections write to the residual stream.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from outliers.models.anatomy.experts import call_by_projection, holds_experts, unfold
+
+# A part of a projection's outputs: the number of equal groups of all outputs, the first one taken from each group, and
+# how many are taken from each.
+Outputs = tuple[int, int, int]
+History = frozenset[str]  # paths of projections, and the marks below, each with a path
+NOTHING: History = frozenset()
+STREAM = "stream of "  # the residual stream as it enters a layer
+MEMORY = "memory"  # what another stack has put out
+NORM = "norm "  # a norm since the last projection
+SUM = "sum "  # a projection whose output was only added, moved and scaled since
+MIXED = "mixed"  # positions were mixed since the last projection
+ADDED = "added "  # an embedding, or a norm outside of the layers, whose output was only added and moved since
+
+LENGTHS = (13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)  # candidates for the number of positions
+# Operations whose outputs are sums, parts or copies of what they read.
+MOVES = frozenset(
+    (
+        *("add", "sub", "rsub", "cat", "stack", "clone", "copy", "view", "_unsafe_view", "reshape", "t", "transpose"),
+        *("permute", "slice", "select", "split", "split_with_sizes", "unbind", "expand", "squeeze", "unsqueeze"),
+        *("as_strided", "alias", "detach", "narrow", "chunk", "_to_copy", "contiguous", "index", "index_select"),
+        *("index_add", "index_put", "scatter_add", "constant_pad_nd", "flatten", "unflatten", "sum", "mean", "neg"),
+        *("lift_fresh", "native_dropout", "movedim", "repeat", "zeros_like", "new_zeros", "new_empty", "empty_like"),
+        *("roll", "flip"),
+    )
+)
+SCALES = frozenset(("mul", "div"))
+COPIES = frozenset(("_to_copy", "clone"))
+PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "mv", "addmv"))
+SCANS = frozenset(("cumsum", "cumprod", "logcumsumexp", "cummax", "roll"))
+NORMALIZES = frozenset(
+    ("rsqrt", "sqrt", "native_layer_norm", "_fused_rms_norm", "rms_norm", "linalg_vector_norm", "std", "var")
+)
+
+
+def lengths_of(model: nn.Module) -> tuple[int, ...]:
+    """Return two numbers of positions that no dimension of the model's weights equals or exceeds by one."""
+    sizes = {size for parameter in model.parameters() for size in parameter.shape}
+    return tuple(length for length in LENGTHS if not sizes & {length, length + 1})[:2]
+
+
+def is_projection(module: nn.Module) -> bool:
+    """Return whether a module multiplies its input with a matrix."""
+    weight = module._parameters.get("weight")
+    named = weight is not None and weight.ndim == 2 and type(module).__name__.endswith("Linear")
+    return isinstance(module, (nn.Linear, Conv1D)) or named
+
+
+@dataclass
+class Call:
+    """The first product of a pass with a matrix.
+
+    history: of its input. input: the identity of the input's storage. outputs: their number. uses: products of the pass
+    with this matrix. later: of the inputs of the later products.
+    """
+
+    history: History
+    input: int
+    outputs: int = 0
+    uses: int = 1
+    later: History = NOTHING
+
+
+class Flow(TorchDispatchMode):
+    """A dispatch mode that records the history of every tensor.
+
+    of: the history of each storage. modules: the paths of the running modules, outermost first. mixed: for each
+    operation that mixes positions, the innermost module, how it mixes, and the history. loose: weights that are
+    multiplied with although their module is not called. whole: the projection whose outputs a storage holds, and their
+    number. split: the parts into which the outputs of a projection are taken apart.
+    """
+
+    def __init__(self, lengths: tuple[int, ...], weights: Mapping[int, str], projections: Collection[str]):
+        super().__init__()
+        self.lengths, self.weights, self.projections = {*lengths}, weights, projections
+        self.of: dict[int, History] = {}
+        self.kept: list = []  # storages, or others would be made in their place
+        self.modules: list[str] = []
+        self.normalizes: set[str] = set()
+        self.mixed: list[tuple[str, str, History]] = []
+        self.loose: dict[str, Call] = {}
+        self.whole: dict[int, tuple[str, int]] = {}
+        self.split: dict[str, list[Outputs | None]] = {}
+
+    def history(self, tensor: torch.Tensor) -> History:
+        return self.of.get(tensor.untyped_storage()._cdata, NOTHING)
+
+    def put(self, tensor: torch.Tensor, history: History) -> None:
+        storage = tensor.untyped_storage()
+        self.kept.append(storage)
+        self.of[storage._cdata] = history
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        if name in MASKED:
+            args = (args[0], [part for one in args[1] for part in _places(one)], *args[2:])
+        output = VALUES[name](args[0]) if name in VALUES and args[0].is_meta else func(*args, **kwargs)
+        inputs = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        outputs = [one for one in tree_leaves(output) if isinstance(one, torch.Tensor)]
+        if not outputs:
+            return output
+        base = name.rstrip("_")
+        if base in COPIES and (weight := self.weights.get(inputs[0].untyped_storage()._cdata)):
+            self.weights[outputs[0].untyped_storage()._cdata] = weight  # such as of a router, in float32
+            self.kept.append(outputs[0].untyped_storage())
+        self._follow_outputs(inputs, outputs)
+        histories = [self.history(one) for one in inputs]
+        history = NOTHING.union(*histories)
+        if (base in NORMALIZES or (base == "pow" and isinstance(args[1], float) and args[1] == -0.5)) and self.modules:
+            self.normalizes.add(self.modules[-1])
+        if history:
+            if base not in MOVES:
+                lost = (ADDED,) if base in SCALES and sum(map(bool, histories)) == 1 else (ADDED, SUM)
+                history = frozenset(label for label in history if not label.startswith(lost))
+            if how := self._mixes(base, inputs, outputs, args):
+                self.mixed.append((self.modules[-1] if self.modules else "", how, history))
+                if how in ("softmax", "product"):  # what attention puts out was not normed
+                    history = frozenset(label for label in history if not label.startswith(NORM))
+                history |= {MIXED}
+            if base in PRODUCTS and (weight := self._weight(inputs)):
+                read = next((one for one in inputs if self.history(one)), inputs[0])  # and not the bias before it
+                call = Call(history, read.untyped_storage()._cdata, outputs[0].shape[-1])
+                self.loose.setdefault(weight, call)
+                history = frozenset((weight, SUM + weight))
+        for one in outputs:
+            self.put(one, history | self.history(one) if name.endswith("_") else history)
+        return output
+
+    def _follow_outputs(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        """Record which part of a projection's outputs an operation takes, or that its result stands for all of them."""
+        source = inputs[0] if inputs else outputs[0]
+        storage = source.untyped_storage()
+        path, count = self.whole.get(storage._cdata, ("", 0))
+        if not path or source.numel() * source.element_size() != storage.nbytes():
+            return
+        for one in outputs:
+            if one.untyped_storage()._cdata != storage._cdata:
+                if (
+                    len(inputs) == 1 and one.shape[-1:] == (count,) and one.is_contiguous()
+                ):  # such as a limit of the outputs
+                    self.whole[one.untyped_storage()._cdata] = path, count
+            elif (
+                one.dtype == source.dtype
+                and 0 < one.numel() < source.numel()
+                and (taken := _taken(one, count)) != (1, 0, count)
+            ):
+                self.split.setdefault(path, []).append(taken)
+
+    def _weight(self, inputs: list[torch.Tensor]) -> str | None:
+        """Return the path of a weight that is multiplied with outside of the call of a projection, if there is one."""
+        if self.modules and self.modules[-1] in self.projections:
+            return None
+        return next(
+            (self.weights[key] for one in inputs if (key := one.untyped_storage()._cdata) in self.weights), None
+        )
+
+    def _mixes(self, base: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], args: tuple) -> str | None:
+        """Return how an operation mixes positions, such as "softmax" for attention; None if it does not."""
+        first, out = inputs[0], outputs[0]
+        if base in ("_softmax", "softmax", "_safe_softmax"):
+            of_keys = {length + more for length in self.lengths for more in (0, 1, *self.lengths)}  # of two stacks too
+            return "softmax" if first.ndim >= 3 and first.shape[args[1]] in of_keys else None
+        if "scaled_dot" in base:
+            return "softmax"
+        if base in ("convolution", "conv1d", "conv2d"):
+            return "convolution" if max(inputs[1].shape[2:]) > 1 else None
+        if base in SCANS:
+            return "scan"
+        if base in ("bmm", "mm", "baddbmm", "addmm"):
+            return "product" if inputs[-2].shape[-1] in self.lengths else None
+        if base in ("slice", "select") and first.ndim >= 2:
+            axis = args[1] if len(args) > 1 else 0
+            whole = first.shape[axis] in self.lengths
+            return "part" if whole and (base == "select" or 1 <= out.shape[axis] < first.shape[axis]) else None
+        return None
+
+
+def _taken(part: torch.Tensor, count: int) -> Outputs | None:
+    """Return which of the outputs of a projection a view of them holds; None if they form no regular pattern."""
+    sizes = [1 if stride % count == 0 else size for size, stride in zip(part.shape, part.stride(), strict=True)]
+    first = part.storage_offset() % count
+    if first + sum((size - 1) * stride for size, stride in zip(sizes, part.stride(), strict=True)) >= count:
+        return None  # such as of complex numbers
+    columns = torch.arange(count).as_strided(sizes, part.stride(), first).flatten().sort()[0]
+    starts = [0, *(1 + (columns.diff() != 1).nonzero()[:, 0]).tolist()]
+    groups, first = len(starts), int(columns[0])
+    length = len(columns) // groups
+    regular = torch.arange(groups)[:, None] * (count // groups) + first + torch.arange(length)
+    return (groups, first, length) if torch.equal(columns, regular.flatten()) else None
+
+
+def _scalar(tensor: torch.Tensor) -> bool | float | int:
+    return False if tensor.dtype == torch.bool else 0.0 if tensor.is_floating_point() else 0
+
+
+VALUES = {  # results of operations that need values, which tensors on the meta device do not have
+    "_local_scalar_dense": _scalar,
+    "nonzero": lambda tensor: tensor.new_empty((tensor.numel(), tensor.ndim), dtype=torch.int64),
+}
+
+
+MASKED = frozenset(("index", "index_put", "index_put_"))  # operations that take masks as indices
+
+
+def _places(index: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    """Return an index that stands for a mask without values, as if it were true everywhere; others as they are."""
+    if index is None or not index.is_meta or index.dtype != torch.bool:
+        return (index,)
+    return VALUES["nonzero"](index).unbind(1)
+
+
+class Pass:
+    """A pass of a model with everything that it records."""
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        call_by_projection(model)
+        for module in list(model.modules()):
+            unfold(module, 1)  # all experts of a layer have the same anatomy, and some models have 29,000
+        self.paths = {module: path for path, module in model.named_modules()}
+        self.layers = _layers_of(self.paths)
+        self.lengths = lengths_of(model)
+        projections = {path for module, path in self.paths.items() if is_projection(module)}
+        self.flow = Flow(self.lengths, self._weights(), projections)
+        self.calls: dict[str, Call] = {}
+        self.norms: dict[str, tuple[History, History]] = {}  # what a norm reads, and what is behind it
+        self.entered: Counter = Counter()
+        self.widths: dict[str, int] = {}  # by the list of layers
+        self.streams: dict[str, int] = {}  # at each position, by the list of layers
+        self.parted: set[str] = set()  # projections that multiply parts of their inputs with parts of their weight
+        self.left: dict[str, History] = {}
+        self.chosen: dict[str, History] = {}  # of experts: the history of what chooses among them
+        self.order: list[str] = []
+        self.before: dict[str, History] = {}  # what enters the first layer, by the list of layers
+        self.readers: list[str] = []  # modules without others that read what the whole model reads
+        self.models: list[str] = []  # those that were called with what the whole model reads
+
+    def _weights(self) -> dict[int, str]:
+        """Return the paths of all matrices by storage: the module's if it has a single one, else the parameter's."""
+        owners = {}
+        for module, path in self.paths.items():
+            matrices = {name: one for name, one in module._parameters.items() if one is not None and one.ndim >= 2}
+            for name, one in matrices.items() if not isinstance(module, nn.Embedding) else ():
+                alone = len(matrices) == 1 and name == "weight"
+                owners.setdefault(one.untyped_storage()._cdata, path if alone else f"{path}.{name}")
+        return owners
+
+    def run(self, inputs: Mapping[str, object]) -> None:
+        self.inputs = {one.untyped_storage()._cdata for one in inputs.values() if isinstance(one, torch.Tensor)}
+        with ExitStack() as stack:
+            self._hook(stack)
+            with torch.no_grad(), self.flow:
+                self.model(**inputs)
+
+    def _hook(self, stack: ExitStack) -> None:
+        experts = _experts_of(self.paths, self.layers)
+        for module, path in self.paths.items():
+            if any(path.startswith(f"{one}.") for one in experts):
+                continue
+            if path in experts:
+                module.forward = functools.partial(self._see_experts, path)
+                stack.callback(vars(module).pop, "forward")
+            enter = functools.partial(self._enter, path)
+            leave = functools.partial(self._leave, path)
+            stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True).remove)
+            stack.callback(module.register_forward_hook(leave, with_kwargs=True).remove)
+
+    def _enter(self, path: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        flow = self.flow
+        flow.modules.append(path)
+        tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
+        if isinstance(module, PreTrainedModel) and any(one.untyped_storage()._cdata in self.inputs for one in tensors):
+            self.models.append(path)
+        if not module._modules and any(one.untyped_storage()._cdata in self.inputs for one in tensors):
+            self.readers.append(path)
+        if path in self.layers:
+            self._enter_layer(path, tensors)
+        elif is_projection(module):
+            call = self.calls.get(path)
+            history = flow.history(tensors[0])
+            if call:
+                call.uses += 1
+                call.later |= history
+            else:
+                self.calls[path] = Call(history, tensors[0].untyped_storage()._cdata)
+        elif len(tensors) == 1 and not module._modules:
+            self.norms.setdefault(path, (flow.history(tensors[0]), NOTHING))
+
+    def _enter_layer(self, path: str, tensors: list[torch.Tensor]) -> None:
+        states = [one for one in tensors if one.is_floating_point() and one.ndim >= 3]
+        if not states:
+            return
+        first, *others = states
+        self.entered[path] += 1
+        self.order.append(path)
+        self.widths[self.layers[path][0]] = first.shape[-1]
+        # behind positions there may be several streams, as hyper-connections have them
+        positions = max((axis for axis in range(first.ndim - 1) if first.shape[axis] in self.lengths), default=-2)
+        length = first.shape[positions]
+        self.streams[self.layers[path][0]] = first.shape[positions:-1].numel() // length
+        self.flow.lengths.add(length)
+        self.before.setdefault(self.layers[path][0], self.flow.history(first))
+        self.flow.put(first, frozenset((STREAM + path,)))
+        for other in others:
+            if other.ndim == 3 and {*other.shape[:2]} & {*self.lengths} - {length}:
+                self.flow.put(other, frozenset((MEMORY,)))
+
+    def _leave(self, path: str, module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
+        flow = self.flow
+        flow.modules.pop()
+        tensors = [one for one in tree_leaves(output) if isinstance(one, torch.Tensor)]
+        if not tensors:
+            return
+        if path in self.layers:
+            self.left.setdefault(path, flow.history(tensors[0]))
+        elif is_projection(module):
+            self.calls[path].outputs = tensors[0].shape[-1]
+            if tensors[0].shape[-1] not in module.weight.shape:
+                self.parted.add(path)
+            for tensor in tensors:
+                flow.put(tensor, frozenset((path, SUM + path)))
+            flow.whole[tensors[0].untyped_storage()._cdata] = path, tensors[0].shape[-1]
+        elif (path in flow.normalizes or _is_affine(module)) and path in self.norms:
+            read = next(one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor))
+            history = frozenset(label for label in flow.history(read) if not label.startswith(ADDED))
+            if any(label.startswith(STREAM) for label in history):
+                history -= {MIXED}  # by a branch before, such as its convolution behind the last projection
+            history |= {NORM + path} | (NOTHING if self.inside(path) else {ADDED + path})
+            if tensors[0].shape == read.shape:
+                self.norms[path] = self.norms[path][0], history
+                flow.put(tensors[0], history)
+        elif not (module._modules or self.inside(path) or flow.history(tensors[0])):
+            given = {one.untyped_storage()._cdata for one in args if isinstance(one, torch.Tensor)}
+            if tensors[0].untyped_storage()._cdata not in given:
+                flow.put(tensors[0], frozenset((ADDED + path,)))  # of an embedding
+
+    def wide(self) -> dict[str, int]:
+        """Return the lists of layers with several streams one behind the other, and the width of one of them."""
+        embeddings = {path: self.model.get_submodule(path) for path in self.readers}
+        widths = {
+            top: embedding.embedding_dim
+            for path, embedding in embeddings.items()
+            for top, before in self.before.items()
+            if isinstance(embedding, nn.Embedding) and before == {ADDED + path}
+        }
+        return {top: width for top, width in widths.items() if self.widths[top] in range(2 * width, 99 * width, width)}
+
+    def inside(self, path: str) -> bool:
+        """Return whether a module is part of a layer."""
+        return any(one in self.layers for one in ancestors(path))
+
+    def _see_experts(self, path: str, *args, **kwargs) -> torch.Tensor:
+        """Replace the forward of experts, because tokens without values cannot choose any."""
+        flow = self.flow
+        x, *others = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        self.calls.setdefault(path, Call(flow.history(x), x.untyped_storage()._cdata, x.shape[-1]))
+        self.chosen[path] = NOTHING.union(*map(flow.history, others))
+        output = torch.empty_like(x)
+        flow.put(output, frozenset((path, SUM + path)))
+        return output
+
+
+def _is_affine(module: nn.Module) -> bool:
+    """Return whether a module has a factor and a summand for each feature and nothing else, as MobileBERT's in the
+    place of norms."""
+    shapes = {name: one.shape for name, one in module._parameters.items() if one is not None}
+    return shapes.keys() == {"weight", "bias"} and shapes["weight"] == shapes["bias"] and not module._modules
+
+
+def _layers_of(paths: Mapping[nn.Module, str]) -> dict[str, tuple[str, int]]:
+    """Return the members of all module lists that are in no other list: by path, the list and the place in it."""
+    lists = {path: module for module, path in paths.items() if isinstance(module, nn.ModuleList) and len(module)}
+    tops = [path for path in lists if not any(path.startswith(f"{other}.") for other in lists)]
+    return {paths[one]: (top, place) for top in tops for place, one in enumerate(lists[top])}
+
+
+def _experts_of(paths: Mapping[nn.Module, str], layers: Collection[str]) -> list[str]:
+    """Return the paths of experts that cannot be unfolded: modules with 3-D weights, or lists of experts."""
+    found: list[str] = []
+    for module, path in paths.items():
+        if path in layers or holds_experts(module) or not any(one in layers for one in ancestors(path)):
+            continue
+        shapes = [parameter.shape for parameter in module._parameters.values() if parameter is not None]
+        matrices = [shape for shape in shapes if len(shape) == 3 and shape[0] > 1]
+        lists = [name for name, child in module.named_children() if isinstance(child, nn.ModuleList) and len(child)]
+        of_list = isinstance(module, (nn.ModuleList, nn.ModuleDict)) and "Experts" in type(module).__name__
+        called_so = "expert" in f"{path} {type(module).__name__}".lower()  # and no recurrence with a matrix a head
+        holds = (called_so and len(matrices) >= 2) or of_list or any("experts" in name for name in lists)
+        if holds and not any(path.startswith(f"{other}.") for other in found):
+            found.append(path)
+    return found
+
+
+def ancestors(path: str) -> Iterator[str]:
+    """Yield the path of a module and those of the modules that contain it, innermost first, without the model."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]

@@ -1,0 +1,343 @@
+"""The parts of one layer by role, derived from the histories of a pass."""
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig
+
+from outliers.criterion import ROLES
+from outliers.models.anatomy.experts import Expert, holds_experts, number_of
+from outliers.models.anatomy.flow import (
+    MEMORY,
+    MIXED,
+    NORM,
+    NOTHING,
+    STREAM,
+    SUM,
+    History,
+    Outputs,
+    Pass,
+    ancestors,
+    is_projection,
+)
+from outliers.models.anatomy.row import Anatomy
+
+ROLES_OF = {  # by whether a branch mixes positions, and reads another stack's output
+    (True, False): {"reads": "attn_in", "between": "attn_mid", "writes": "attn_out"},
+    (False, False): {"reads": "ffn_in", "between": "ffn_mid", "writes": "ffn_out"},
+    (True, True): {"reads": "cross_in", "memory": "cross_kv", "between": "attn_mid", "writes": "cross_out"},
+}
+KEY_HEADS = ("num_attention_heads", "num_key_value_heads", "num_kv_heads")  # fields of configurations
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Connected projections: those that read the residual stream, those between, and those that write to it.
+
+    mixes: whether the branch mixes positions. memory: the projections that read the output of another stack.
+    """
+
+    mixes: bool
+    reads: tuple[str, ...]
+    between: tuple[str, ...]
+    writes: tuple[str, ...]
+    memory: tuple[str, ...] = ()
+
+
+class FoundLayer:
+    """Derives the kind of one layer from a pass; all paths are relative to the layer."""
+
+    def __init__(self, seen: Pass, path: str):
+        self.seen, self.prefix, self.stream = seen, f"{path}.", STREAM + path
+        self.calls = self._of_layer(seen.calls) | self._of_layer(seen.flow.loose)
+        self.left = seen.left[path]
+        self.experts = tuple(one for one in self._of_layer(seen.chosen))
+        written, chosen = self.own(self.left), self.own(NOTHING.union(*self._of_layer(seen.chosen).values()))
+        into = [one for one, call in self.calls.items() if self.stream in call.history]
+        owners = {one: seen.model.get_submodule((self.prefix + one).rpartition(".")[0]) for one in into}
+        # what experts read may be weighted already
+        self.weighted = {*self.experts, *(one for one, owner in owners.items() if isinstance(owner, Expert))}
+        for one in self.weighted:
+            of = self.calls[one].history
+            chosen |= {other for other in into if self.prefix + other in of and SUM + self.prefix + other not in of}
+        # hyper-connections add what a layer puts out to several streams, each as wide as an embedding
+        top = seen.layers[path][0]
+        widths = {seen.widths[top], seen.wide().get(top)}
+        weighs = {
+            one
+            for one, call in self.calls.items()
+            if one in written
+            and SUM + self.prefix + one not in self.left
+            and (one in into or call.outputs not in widths)
+        }
+        routers: set[str] = set()
+        for one in reversed(self.calls):  # behind its readers
+            others = self._readers(one)
+            if one not in self.weighted and others <= routers and (others or one in chosen | weighs):
+                routers.add(one)
+        routers |= self._mixes_of_streams(written - {*into}) if top in seen.wide() else set()
+        self.routers = tuple(one for one in self.calls if one in routers)
+        self.reads = [one for one in into if one not in self.routers]
+        self.memory = [one for one, call in self.calls.items() if MEMORY in call.history and one not in into]
+        self.writes = [one for one in self.calls if one in written and one not in (*into, *self.memory)]
+
+    def _of_layer(self, found: Mapping[str, object]) -> dict:
+        size = len(self.prefix)
+        return {path[size:]: one for path, one in found.items() if path.startswith(self.prefix)}
+
+    def own(self, history: History) -> set[str]:
+        """Return the projections of this layer that are in a history."""
+        return {label[len(self.prefix) :] for label in history if label.startswith(self.prefix)}
+
+    def _readers(self, projection: str) -> set[str]:
+        """Return the other projections that read a projection's output, but not the stream to which it is added."""
+        behind = {one for one, call in self.calls.items() if self.stream not in call.history and one != projection}
+        return {one for one in behind - self.weighted if projection in self.own(self.calls[one].history)}
+
+    def _mixes_of_streams(self, writes: set[str]) -> set[str]:
+        """Return the projections from which no other projection makes what is written: they weigh streams."""
+        fed, left = {*writes, *self.weighted}, [*writes]
+        while left:
+            call = self.calls[left.pop()]
+            more = self.own(call.history) - fed if self.stream not in call.history else set()
+            fed |= more
+            left += more
+        return {one for one in self.calls if one not in fed}
+
+    def branches(self) -> Iterator[Branch]:
+        """Yield the branches of the layer, in the order of their first call."""
+        members = [one for one in self.calls if one not in self.routers]
+        first = {one: one for one in members}
+
+        def root(one: str) -> str:
+            while first[one] != one:
+                one = first[one]
+            return one
+
+        for one in members:
+            for other in self.own(self.calls[one].history) & first.keys() if one not in self.reads else ():
+                roots = sorted((root(one), root(other)), key=members.index)
+                first[roots[1]] = roots[0]
+        mixing = [self.own(history) for _, _, history in self.seen.flow.mixed]
+        attending = {path.partition(".")[0] for path in self._softmaxes()}
+        for start in dict.fromkeys(map(root, members)):
+            of = [one for one in members if root(one) == start]
+            before = {*of} - {*self.writes}
+            mixes = any(MIXED in self.calls[one].history for one in of) or any(before & mixed for mixed in mixing)
+            parts = (self.reads, self._between(of), self.writes, self.memory)
+            reads, between, writes, memory = (tuple(one for one in of if one in part) for part in parts)
+            if reads or memory:
+                # what writes nothing in this pass, such as a summary of more positions, is of the module that it is in
+                inside = not writes and {one.partition(".")[0] for one in reads} & attending
+                yield Branch(mixes or bool(inside), reads, between, writes, memory)
+
+    def _softmaxes(self) -> dict[str, set[str]]:
+        """Return the modules in which a softmax over positions runs, with the projections whose outputs it reads."""
+        return {
+            self._holder(path): self.own(history)
+            for path, how, history in self.seen.flow.mixed
+            if how == "softmax" and path.startswith(self.prefix)
+        }
+
+    def _between(self, members: list[str]) -> list[str]:
+        return [one for one in members if one not in (*self.reads, *self.writes, *self.memory)]
+
+    def norms(self) -> dict[str, History]:
+        """Return the norms of the layer with the histories of their inputs."""
+        return {path: before for path, (before, behind) in self._of_layer(self.seen.norms).items() if behind}
+
+    def anatomy(self) -> Anatomy:
+        """Return the parts of the layer by role; what is of the whole stack is left out."""
+        norms, branches, of_experts = self.norms(), tuple(self.branches()), "it holds experts in a way of its own"
+        apart = dict(self._apart(branches)) | dict.fromkeys(self.experts, of_experts)
+        roles: dict[str, list[str]] = {"attn_in": [], "attn_out": []}
+        for branch in branches:
+            for part, role in ROLES_OF[(branch.mixes or bool(branch.memory), bool(branch.memory))].items():
+                roles.setdefault(role, []).extend(one for one in getattr(branch, part) if one not in apart)
+        of = {one: role for role, names in roles.items() for one in names} | dict.fromkeys(self.experts, "ffn_in")
+        in_front = {norm: self._reading(norm) for norm, before in norms.items() if self.stream in before}
+        kept = [norm for norm in in_front if NORM + self.prefix + norm in self.left]
+        front = {norm: readers for norm, readers in in_front.items() if norm not in kept and readers}
+        behind = {
+            norm: max(own)
+            for norm, before in norms.items()
+            if self.stream not in before
+            and (own := self.own(before) - {*self.routers})
+            and own <= {*self.writes, *self.experts}
+        }
+        crossed = {one for branch in branches if branch.memory for one in (*branch.reads, *branch.memory)}
+        softmaxes = {path: bool(own & crossed) for path, own in self._softmaxes().items()}
+        convolved = any(how == "convolution" and path.startswith(self.prefix) for path, how, _ in self.seen.flow.mixed)
+        routers = tuple(one for one in self.routers if self._is_module(one))
+        layer = self.seen.model.get_submodule(self.prefix[:-1])
+        experts = next((name for name, one in layer.named_modules() if holds_experts(one)), None)
+        # what only one expert reads is no state of the layer
+        of_layer = {one: of[one] for one in of if of[one] == "ffn_in" or not one.startswith(f"{experts}.")}
+        attn_in, config = roles["attn_in"], self.seen.model.config
+        ffn_in = [one for one in roles.get("ffn_in", ()) if not one.startswith(f"{experts}.")]
+        anatomy = Anatomy(
+            layers=self.seen.layers[self.prefix[:-1]][0],
+            by_head=_is_by_head(self._split(attn_in, branches), config) if len(attn_in) == 1 else False,
+            fused_gate=_is_gate(self._split(ffn_in, branches)) if len(ffn_in) == 1 else False,
+            attention=next((path for path, cross in softmaxes.items() if not cross), None),
+            cross_attention=next((path for path, cross in softmaxes.items() if cross), None),
+            norms={
+                norm: read
+                for norm, readers in front.items()
+                if (read := tuple(dict.fromkeys(of[one] for one in readers if one in of)))
+            },
+            norm_offset=_offset(layer, front),
+            read_by={norm: self._reading(norm) for norm in norms if norm not in {*front, *behind}} | front,
+            recurrent=convolved or sum(branch.mixes for branch in branches) > len(softmaxes),
+            norms_of_sums=tuple(norm for norm in kept if self.own(norms[norm]) - {*self.routers}),
+            norms_behind={norm: "ffn_out" if one in self.experts else of[one] for norm, one in behind.items()},
+            experts=experts,
+            **{role: tuple(names) for role, names in roles.items()},
+            router=routers,
+            states=self._states(of_layer, routers),
+            apart=apart,
+            shares=self._other_layers(),
+        )
+        return _for_all(anatomy, number_of(layer.get_submodule(experts))) if experts else anatomy
+
+    def _split(self, projections: Sequence[str], branches: Iterable[Branch]) -> tuple[Outputs | None, ...]:
+        """Return the parts into which the outputs of the first projection are taken apart, if it alone reads the stream
+        for its branch; None stands for an irregular part."""
+        alone = any(branch.reads == tuple(projections[:1]) for branch in branches)
+        return tuple(dict.fromkeys(self.seen.flow.split.get(self.prefix + projections[0], ()))) if alone else ()
+
+    def _reading(self, norm: str) -> tuple[str, ...]:
+        """Return the projections and norms that read the output of a norm, and not only that of a norm behind it."""
+        label, norms = NORM + self.prefix + norm, self.norms()
+        behind = {other for other, before in norms.items() if label in before}
+        hidden = {NORM + self.prefix + other for other in behind}
+        histories = {one: call.history for one, call in self.calls.items()} | {one: norms[one] for one in behind}
+        return tuple(one for one, history in histories.items() if label in history and not hidden & history)
+
+    def _states(self, of: Mapping[str, str], routers: Iterable[str]) -> dict[str, int]:
+        """Number the hidden states of each role. Projections that read the first one are left out, and so are routers
+        that read no state of ffn_in."""
+        read: dict[str, dict[int, int]] = {}  # by role and tensor
+        for one, role in of.items():
+            numbers = read.setdefault(role, {})
+            numbers.setdefault(self.calls[one].input, len(numbers))
+        states = {one: number for one, role in of.items() if (number := read[role][self.calls[one].input])}
+        there = read.get("ffn_in", {})
+        inputs = {one: self.calls[one].input for one in routers}
+        return states | {one: there[tensor] for one, tensor in inputs.items() if tensor in there}
+
+    def _is_module(self, path: str) -> bool:
+        return self.prefix + path in self.seen.paths.values()
+
+    def _holder(self, path: str) -> str:
+        """Return the path of the innermost module with children that is this module or contains it."""
+        module = self.seen.model.get_submodule(path)
+        while not module._modules:
+            path = path.rpartition(".")[0]
+            module = self.seen.model.get_submodule(path)
+        return path[len(self.prefix) :]
+
+    def _apart(self, branches: tuple[Branch, ...]) -> Iterator[tuple[str, str]]:
+        """Yield the matrices without a role, each with the reason."""
+        roles = {*self.routers, *self.experts}
+        for branch in branches:
+            roles |= {*branch.reads, *branch.between, *branch.writes, *branch.memory}
+        modules = self._of_layer({path: module for module, path in self.seen.paths.items()})
+        for path, call in self.calls.items():
+            if self.prefix + path in self.seen.parted:
+                yield path, "parts of its input are multiplied with parts of its weight"
+            elif path not in self.routers and call.uses > self.seen.entered[self.prefix[:-1]]:
+                yield path, f"it runs {call.uses} times in a pass"
+            elif self.prefix + path in self.seen.flow.loose:
+                if path not in self.routers or not self._is_module(path):
+                    yield path, "its weight is multiplied with, and no module is called for that"
+            elif path not in roles:
+                yield path, "it reads no hidden state of this layer"
+        for path, module in modules.items():
+            inside = any(path.startswith(f"{one}.") for one in self.experts)
+            if path in self.calls or inside or holds_experts(module):
+                continue
+            for name, one in module._parameters.items():
+                if one is None or one.ndim < 2 or f"{path}.{name}" in self.calls:
+                    continue
+                if is_projection(module):
+                    yield path, "it is never called"
+                elif "Conv" in type(module).__name__:
+                    yield path, "it is a convolution"
+                elif isinstance(module, nn.Embedding):
+                    yield path, "it is an embedding"
+                else:
+                    yield f"{path}.{name}", "its weight is no matrix that hidden states are multiplied with"
+
+    def _other_layers(self) -> tuple[int, ...]:
+        """Return the places of other layers from which this one reads something beside the residual stream."""
+        labels = NOTHING.union(*(call.history | call.later for call in self.calls.values()), self.left)
+        labels |= NOTHING.union(*(of for path, _, of in self.seen.flow.mixed if path.startswith(self.prefix)))
+        places = set()
+        for label in labels:
+            path = label.rpartition(" ")[2]
+            if path.startswith(self.prefix) or f"{path}." == self.prefix:
+                continue
+            owner = next((one for one in ancestors(path) if one in self.seen.layers), None)
+            if owner in self.seen.left:
+                places.add(self.seen.layers[owner][1])
+        return tuple(sorted(places))
+
+
+def _for_all(anatomy: Anatomy, count: int) -> Anatomy:
+    """Repeat for all experts of a layer what a pass, which follows the first one alone, has found of it."""
+    first = f"{anatomy.experts}.0."
+
+    def named(name: str) -> list[str]:
+        if not name.startswith(first):
+            return [name]
+        return [f"{anatomy.experts}.{number}.{name.removeprefix(first)}" for number in range(count)]
+
+    def listed(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(chain.from_iterable(map(named, names)))
+
+    return replace(
+        anatomy,
+        **{role: listed(getattr(anatomy, role)) for role in ROLES},
+        read_by={norm: listed(names) for norm, names in anatomy.read_by.items()},
+        states={name: state for one, state in anatomy.states.items() for name in named(one)},
+    )
+
+
+def _is_by_head(parts: tuple[Outputs | None, ...], config: PretrainedConfig) -> bool | None:
+    """Return whether a fused projection groups its outputs by heads of keys; None if unknown."""
+    groups = {part and part[0] for part in parts}
+    if len(groups) != 1 or None in groups or parts[0][1]:
+        return None
+    return groups != {1} if groups <= {1, *(getattr(config, name, 1) for name in KEY_HEADS)} else None
+
+
+def _is_gate(parts: tuple[Outputs | None, ...]) -> bool | None:
+    """Return whether a projection computes the gate too, in its first outputs; None if unknown."""
+    if not parts:
+        return False
+    halves = len(parts) == 2 and None not in parts and all(part[0] == 1 for part in parts)
+    return True if halves and parts[1][1] == parts[0][2] == parts[1][2] and not parts[0][1] else None
+
+
+def _offset(layer: nn.Module, norms: Iterable[str]) -> float:
+    """Measure the number that norms add to their weight before multiplying with it."""
+    for path in norms:
+        norm = layer.get_submodule(path)
+        weight = norm._parameters.get("weight")
+        if weight is None:
+            continue
+        outputs = []
+        for value in (0.0, 1.0):
+            probe = copy.deepcopy(norm).to_empty(device="cpu")
+            for name, parameter in probe.named_parameters():
+                nn.init.constant_(parameter, value if name == "weight" else 0.0)
+            with torch.no_grad():
+                outputs.append(probe(torch.linspace(-1, 1, len(weight))[None].to(weight.dtype)).float())
+        of_zero, of_one = (float(output.norm()) for output in outputs)
+        return 0.0 if of_zero == 0 else round(of_zero / (of_one - of_zero), 6)
+    return 0.0
