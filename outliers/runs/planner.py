@@ -54,6 +54,7 @@ class Planner:
         self.rows, self.engine, self.bar, self.experiment, self.force = rows, engine, bar, experiment, force
         self.subjects: dict[tuple, Subject] = {}  # the first of the subjects that may have equal weights
         self.refused: dict[str, str] = {}  # models that do not fit in memory, and why
+        self.alone = False  # whether the run has one model
         self.sizes: dict[str, int] = {}  # of models, in weights
         self.kinds: dict[Cell, str] = {}  # of steps, by cell
         self.known: dict[str, Row] = {}  # rows of this run, by `_shared_key`
@@ -64,10 +65,11 @@ class Planner:
         The subjects of the plans are prepared before.
 
         Raises:
-            UserError: something is unknown or does not fit together, or no model fits in memory, which shows before
-                anything is measured; or rows cannot be written.
+            UserError: something is unknown or does not fit together, or no model fits in memory, or the only one cannot
+                be loaded, which shows before anything is measured; or rows cannot be written.
         """
         stages = [next(plan.stages) for plan in plans]
+        self.alone = len({plan.subject.name for plan in plans}) == 1
         for plan, cells in zip(plans, stages, strict=True):
             plan.subject.check(cells)
             for cell in cells:
@@ -117,6 +119,7 @@ class Planner:
     def _measure(self, cells: list[Cell]) -> dict[Cell, Row]:
         """Return the row of each cell, found or measured; rows of failed cells are written after all others."""
         provenance, failures = self._provenance(cells)
+        self._check_alone(provenance, failures)
         rows: dict[Cell, Row] = {}
         skipped = list(failures)
         missing: dict[str, list[Cell]] = defaultdict(list)  # by the key that they share under other names
@@ -153,6 +156,13 @@ class Planner:
                 elif cell not in rows:
                     failures.setdefault(cell, failures[alike[0]])
         return rows | self._failed(failures, provenance, rows)
+
+    def _check_alone(self, provenance: dict[Cell, dict], failures: Failures) -> None:
+        """Raise UserError if the run has one model, which cannot be loaded."""
+        reasons = {str(failure): failure for failure in failures.values()}
+        unloaded = all(isinstance(failure, BadWeights) for failure in reasons.values())
+        if self.alone and unloaded and not (provenance or self.known) and len(reasons) == 1:
+            raise UserError(*reasons)
 
     def _failed(self, failures: Failures, provenance: dict[Cell, dict], rows: dict[Cell, Row]) -> dict[Cell, Row]:
         """Write and return the rows of cells that failed, with the reason of each.
@@ -449,6 +459,8 @@ def _provenance_of(model_cache: ModelCache, subject: Subject, cells: list[Cell])
     for cell in cells:
         lost = outcomes and isinstance(outcomes[-1], MeasurementFailed) and not model_cache.is_loaded
         outcomes.append(outcomes[-1] if lost else tried(_provenance, model_cache, subject, cell))
+    if outcomes and isinstance(outcomes[-1], MeasurementFailed) and not model_cache.is_loaded:
+        outcomes = [BadWeights(str(outcome)) for outcome in outcomes]
     return outcomes
 
 

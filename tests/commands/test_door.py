@@ -145,6 +145,14 @@ def replaced(name: str, like: Callable[[torch.Tensor], torch.Tensor]) -> Callabl
     return changed(lambda tensors: tensors.update({name: like(tensors[name]).clone()}))
 
 
+EXPERT = "model.layers.2.block_sparse_moe.experts.7.w2.weight"  # a tensor of a small mixture, (64, 48)
+
+
+def of_mixture(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    """A small mixture in the folder `m`, whose tensors were changed."""
+    return lambda folder: alter_weights(shutil.copytree(POCKET / "mixtral-0.7m", folder / "m"), change)
+
+
 SHARD = "b.safetensors"
 NORM = "transformer.ln_f.weight"
 FILES = {  # of a model, and what is said of them
@@ -177,6 +185,11 @@ FILES = {  # of a model, and what is said of them
     "a tensor by two names": (
         changed(lambda tensors: tensors.update({FC.removeprefix("transformer."): tensors[FC] + 1})),
         f"holds a tensor twice: 'h.1.mlp.c_fc.weight' in '{WEIGHTS}' and '{FC}' in",
+    ),
+    "an expert that is missing": (of_mixture(lambda tensors: tensors.pop(EXPERT)), rf"lacks 1 tensors \({EXPERT}\)"),
+    "an expert of another shape": (
+        of_mixture(lambda tensors: tensors.update({EXPERT: tensors[EXPERT][:, 1:].clone()})),
+        f"holds '{EXPERT}' with the shape",
     ),
 }
 MODEL_FILES: list[Case] = [
@@ -836,10 +849,11 @@ def written(folder: Path) -> dict:
     return {path: path.is_dir() or path.lstat().st_mtime_ns for path in folder.rglob("*")}
 
 
-# Cases that show once weights are read.
+# Cases that show as weights are read.
 OF_WEIGHTS = {
     *("weights that are empty", "weights outside by name", "a narrower tensor", "a tensor of one number"),
     *("a tensor of whole numbers", "a tensor of eight bits", "a tensor of nan", "a tensor that is missing"),
+    *("an expert that is missing", "an expert of another shape"),
     *("a tensor by two names", "weights of gptq", "weights of awq", "weights of bitsandbytes"),
     *("weights of fp8", "weights of hqq"),
 }
@@ -851,10 +865,10 @@ def test_one_line(monkeypatch, capsys, tmp_path, case):
     case.make(tmp_path)
     before = written(tmp_path)
     command, *arguments = shlex.split(case.typed)
-    if case.what.removesuffix(", served") in OF_WEIGHTS:  # which costs the cells of their model alone
+    if case.what.removesuffix(", served") in OF_WEIGHTS:  # which show once there is a folder of results
         with answer_within(SECONDS):
             code, _, said = call(monkeypatch, capsys, *arguments, command=command)
-        assert (code, said.startswith("failed: m, ")) == (1, True)
+        assert (code, said.count("\n"), said.startswith("error: ")) == (2, 1, True), said
         assert re.search(case.answer, said), said
         return
     said = refused(monkeypatch, capsys, *arguments, command=command)

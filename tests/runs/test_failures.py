@@ -66,6 +66,18 @@ def with_nan(folder: Path) -> Path:
     return alter_weights(folder, lambda tensors: tensors["transformer.h.0.mlp.c_fc.weight"][0, 0].fill_(torch.nan))
 
 
+def untied(folder: Path) -> None:
+    """Give a model a head of its own with a weight that overflows."""
+
+    def change(tensors: dict) -> None:
+        tensors["lm_head.weight"] = tensors["transformer.wte.weight"].float()
+        tensors["lm_head.weight"][0, 0] = 3e38
+
+    alter_weights(folder, change)
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": False}))
+
+
 def truncated(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -218,34 +230,23 @@ def test_where_nothing_is_measured_the_reason_stands_once(monkeypatch, capsys, t
     model, out = damaged(tmp_path / "other", truncated), tmp_path / "out"
     options = ["--scheme", "fp32,absmax,llm.int8", "--block", 32, "--blocks", 2, "--out", out]
     code, said, err = call(monkeypatch, capsys, model, *options)
-    assert (code, said) == (1, "")
-    first, last = err.splitlines()
-    assert first.startswith(f"failed: {model}, all 3 cells: the weights of '{model}' are corrupt (")
-    assert last == "error: nothing was measured, all 3 cells failed; run the same command again when that is mended"
+    assert (code, said, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"error: the weights of '{model}' are corrupt (")
     assert not [file.name for file in out.glob("*") if file.suffix in (".html", ".md", ".csv")]
 
 
-@pytest.mark.parametrize("command", ["ablate", "origins", "plan --scheme absmax --cost 5%"])
+@pytest.mark.parametrize("command", ["origins", "plan --scheme absmax --cost 5%"])
 def test_what_decides_as_it_goes_says_what_it_lacks(monkeypatch, capsys, tmp_path, command):
     name, *options = command.split()
-    model = damaged(tmp_path / "other", with_nan)
+    model = damaged(tmp_path / "other", untied)
     where = ["--block", 32, "--blocks", 2, "--out", tmp_path / "out"]
     code, _, err = call(monkeypatch, capsys, model, *options, *where, command=name)
-    assert code == 1
+    assert code == 1, err
     assert f"of '{model}' under " in err and "failed, and what follows from it cannot be measured" in err
     assert "failed: " in err
 
 
 def test_a_trace_whose_head_overflows_shows_its_findings(monkeypatch, capsys, tmp_path):
-    def untied(folder: Path) -> None:
-        def change(tensors: dict) -> None:
-            tensors["lm_head.weight"] = tensors["transformer.wte.weight"].float()
-            tensors["lm_head.weight"][0, 0] = 3e38
-
-        alter_weights(folder, change)
-        config = folder / "config.json"
-        config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": False}))
-
     model = damaged(tmp_path / "other", untied)
     options = ["--block", 32, "--blocks", 2, "--alpha", 1]
     code, out, err = call(monkeypatch, capsys, model, *options, "--out", tmp_path / "out", command="trace")
