@@ -252,6 +252,7 @@ def test_weights_without_an_outlier_feature(weights, row):
     exact = torch.tensor([[0.5, 9.0, -1.0, -9.0], ROWS_OF_WEIGHTS[row]])
     x = torch.tensor([[1.0, -0.5, 7.0, 0.25], [0.125, -1.0, 0.0, 1.0]])
     weight = reference.quantize(exact, weights)
+    assert not plain._with_extremes_in(weight, torch.tensor([2]))[0], "the other row is left as it is"
     given = x, weight, None, Quantizer("int8", "row"), 6.0, Exact(exact, weights)
     assert_same(numbers(plain.linear(*given)), numbers(reference.linear(*given)))
 
