@@ -205,10 +205,17 @@ def test_heads_that_read_more_than_the_last_states_are_refused():
         perplexity(tiny("prophetnet", "encoder-decoder"), text_of("encoder-decoder"))
 
 
-@pytest.mark.parametrize(("kind", "why"), [("xlm", r"in two lists, 'transformer\."), ("hrm_text", "run in turns")])
-def test_layers_in_pieces_are_refused(kind, why):
+@pytest.mark.parametrize(
+    ("kind", "family", "why"),
+    [
+        ("xlm", "causal", r"in two lists, 'transformer\."),
+        ("hrm_text", "causal", "run in turns"),
+        ("squeezebert", "masked", "not of their forward methods"),
+    ],
+)
+def test_layers_that_cannot_be_told_apart_are_refused(kind, family, why):
     with pytest.raises(UserError, match=why):
-        layers_of(tiny(kind))
+        layers_of(tiny(kind, family))
 
 
 def albert() -> tuple[nn.Module, nn.Module]:

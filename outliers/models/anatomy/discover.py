@@ -27,7 +27,10 @@ def find_stacks(model: PreTrainedModel, inputs: Mapping[str, object]) -> list[An
     seen.run(inputs)
     counts = Counter(seen.layers[path][0] for path in dict.fromkeys(seen.order))
     if not counts:
-        raise UserError("no layers were called; expected a list of layers that pass hidden states (tokens, features)")
+        raise UserError(
+            f"unknown architecture '{model.config.model_type}': no layers in a list were called with hidden states "
+            "(tokens, features); expected calls of the layers, and not of their forward methods, which no hook sees"
+        )
     return [_stack(seen, top) for top in _main(seen, counts)]
 
 

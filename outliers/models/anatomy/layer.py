@@ -213,7 +213,7 @@ class FoundLayer:
     def _reading(self, norm: str) -> tuple[str, ...]:
         """Return the projections and norms that read the output of a norm, and not only that of a norm behind it."""
         label, norms = NORM + self.prefix + norm, self.norms()
-        behind = {other for other, before in norms.items() if label in before}
+        behind = [other for other, before in norms.items() if label in before]
         hidden = {NORM + self.prefix + other for other in behind}
         histories = {one: call.history for one, call in self.calls.items()} | {one: norms[one] for one in behind}
         return tuple(one for one, history in histories.items() if label in history and not hidden & history)
