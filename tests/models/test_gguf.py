@@ -27,7 +27,17 @@ from outliers.models.load import load_config, load_model, load_tokenizer, quanti
 from outliers.models.stream import stream_model
 from tests import gguf_files
 from tests.conftest import CONFIGS, LLAMA, lasting, needs_smollm2, slow_but, words_of
-from tests.gguf_files import random_codes, rewrite, same_weights, save_gguf, vocabulary, write_gguf, write_stored
+from tests.gguf_files import (
+    fields_of,
+    random_codes,
+    rewrite,
+    same_weights,
+    save_gguf,
+    tensors_of,
+    vocabulary,
+    write_gguf,
+    write_stored,
+)
 from tests.models.test_experts import made as mixture
 from tests.small_models import make_model, meanwhile
 from tests.typed import call, refused
@@ -126,6 +136,12 @@ def test_mixtures(kind, tmp_path, blocks):
     assert all(torch.equal(parameter, ours.get_parameter(own)) for own, parameter in model.named_parameters())
     assert torch.equal(ours(blocks).logits, model(blocks).logits)
     assert perplexity(stream_model(str(file)), blocks) == perplexity(ours, blocks)
+    fields, fused = fields_of(model) | vocabulary(model.config.vocab_size), tensors_of(model)
+    for name in [name for name in fused if "_gate_exps." in name]:
+        parts = [fused.pop(name), fused.pop(name.replace("_gate_", "_up_"))]
+        fused[name.replace("_gate_", "_gate_up_")] = np.concatenate(parts, 1)
+    architecture = read_header(file).architecture
+    assert same_weights(ours, load_model(str(write_gguf(tmp_path / "fused.gguf", architecture, fields, fused))))
     packed = load_model(str(save_gguf(model, tmp_path / "packed.gguf", "MXFP4")))
     for own, parameter in packed.named_parameters():
         if own.endswith("down_proj"):

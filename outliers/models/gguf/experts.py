@@ -11,7 +11,9 @@ from transformers import PreTrainedModel
 from outliers.models.anatomy import layers_of
 from outliers.models.gguf.header import Header, Tensor
 
-NAME = re.compile(r"blk\.(?P<layer>\d+)\.ffn_(?P<kind>gate|up|down)_exps\.(?P<end>weight|bias)")
+NAME = re.compile(r"blk\.(?P<layer>\d+)\.ffn_(?P<kind>gate|up|gate_up|down)_exps\.(?P<end>weight|bias)")
+
+FUSED = "gate_up"  # of newer files: the gates of each expert, and behind them what they multiply
 
 
 def expert_tensors(model: PreTrainedModel, tensors: Iterable[Tensor]) -> dict[str, tuple[list[Tensor], nn.Module]]:
@@ -31,6 +33,7 @@ def expert_tensors(model: PreTrainedModel, tensors: Iterable[Tensor]) -> dict[st
         for name, needed in {**kinds, "down_proj": ("down",)}.items():
             for end, suffix in (("weight", ""), ("bias", "_bias")):
                 there = found[layer.number, end]
+                needed = [FUSED] if name == "gate_up_proj" and FUSED in there else needed
                 if there.keys() >= {*needed}:
                     parts[f"{path}.{name}{suffix}"] = [there[kind] for kind in needed], experts
     return parts
@@ -39,6 +42,8 @@ def expert_tensors(model: PreTrainedModel, tensors: Iterable[Tensor]) -> dict[st
 def joined(experts: nn.Module, header: Header, parts: list[Tensor]) -> torch.Tensor:
     """Return a parameter of all experts as its module has it."""
     tensors = [torch.from_numpy(header.read(part)) for part in parts]
+    if NAME.fullmatch(parts[0].name)["kind"] == FUSED:
+        tensors = tensors[0].chunk(2, 1)
     if len(tensors) > 1:
         whole = torch.cat(tensors, 1) if experts.is_concatenated else torch.stack(tensors, 2).flatten(1, 2)
     else:
