@@ -16,7 +16,7 @@ from outliers.terminal.progress import Progress
 from tests.runs.test_every_command import alike
 from tests.runs.test_failures import Failing
 
-MODEL, BLOCKS = "pocket/gpt2-0.1m", 4
+MODEL, BLOCK, BLOCKS = "pocket/gpt2-0.1m", 16, 2
 FIELDS = {  # of metrics that have no default, or a long one
     "origins": {"features": (3, 5), "positions": (4,)},
     "zeroshot": {"task": "lambada-local", "limit": 2},
@@ -31,7 +31,7 @@ ONE_BY_ONE = {"layers", "weights"}  # of a model in memory alone
 
 def values_in(parts: list[slice], metric: Metric, **how) -> list[dict]:
     """The values of a metric whose results of parts of the text travel between machines."""
-    subject = Causal(MODEL, None, Experiment(name="text", block=24, blocks=BLOCKS, **how))
+    subject = Causal(MODEL, None, Experiment(name="text", block=BLOCK, blocks=BLOCKS, **how))
     subject.prepare()
     cell, measurement = Cell(subject, variant("absmax"), metric), metric.measurement
     measurement.check(cell)
@@ -72,7 +72,7 @@ def rows(tmp_path_factory) -> list[dict]:
     """The rows of all metrics in one run, under a variant that fails between two that do not."""
     variants = ["fp32", Failing(UserError("no")), "absmax"]
     spec = Cells(
-        models=[MODEL], metrics=WITH_ALL, variants=variants, block=24, blocks=BLOCKS, features=[3, 5], positions=[4]
+        models=[MODEL], metrics=WITH_ALL, variants=variants, block=BLOCK, blocks=BLOCKS, features=[3, 5], positions=[4]
     )
     return run(spec, tmp_path_factory.mktemp("all"))
 
