@@ -345,6 +345,7 @@ def test_what_does_nothing_is_not_written():
         "absmax+skip=": "has an option twice or without a value; expected",
         "absmax+alpha=4": "has no threshold of outliers, which alpha=4 would change; expected",
         "bitsandbytes+hadamard": "expected bitsandbytes, or its threshold of outliers as in bitsandbytes+alpha=4",
+        "bitsandbytes+alpha=4+alpha=5": "expected bitsandbytes, or its threshold of outliers",
         "bitsandbytes+alpha=0": "the threshold of bitsandbytes is 0; expected a positive number",
         "absmax+zero(3)+bitsandbytes": "has two schemes, of which the second would replace the first",
         "zero(3@x)": "unknown place 'x'; known: attn_in, ffn_in, q, k, v",
