@@ -11,7 +11,7 @@ class Calls(dict[int, int]):
 
     independent = True
 
-    def __call__(self, _module: nn.Module, _inputs: tuple) -> None:
+    def __call__(self, _module: nn.Module, _inputs: tuple[object, ...]) -> None:
         self.pop(get_ident(), None)
 
 
@@ -24,8 +24,8 @@ class Turns(nn.Module):
         for number, module in enumerate(modules):
             self.add_module(str(number), module)
 
-    def forward(self, *arguments, **keywords) -> object:
+    def forward(self, *arguments: object, **keywords: object) -> object:
         thread = get_ident()
         turn = self.calls.get(thread, 0)
         self.calls[thread] = (turn + 1) % len(self._modules)
-        return self._modules[str(turn)](*arguments, **keywords)
+        return self.get_submodule(str(turn))(*arguments, **keywords)
