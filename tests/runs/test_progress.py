@@ -7,7 +7,6 @@ import os
 import re
 import sys
 import termios
-import threading
 import time
 from collections.abc import Callable
 from random import Random
@@ -294,20 +293,20 @@ def test_workers_finish_several_steps_at_once(clock):
         assert bar.left().expected == pytest.approx(60, rel=0.3)
 
 
-def test_a_bar_is_drawn_while_steps_of_new_kinds_end():
-    """By another thread than the one that makes them."""
+def test_a_forecast_while_another_thread_ends_steps_of_new_kinds():
+    class Growing(list):
+        """Marks of which one more is made whenever they are read."""
+
+        def __getitem__(self, place):
+            read = super().__getitem__(place)
+            if isinstance(place, slice):
+                self.append(Mark(5.0, f"kind {len(self)}", 10**6, 5.0))
+            return read
+
     forecaster = Forecaster()
-
-    def make() -> None:
-        for number in range(300):
-            forecaster.expect(Steps(1, 10**6, f"kind {number}"))
-            forecaster.made(Mark(5.0 + number, f"kind {number}", 10**6, 5.0))
-
-    thread = threading.Thread(target=make)
-    thread.start()
-    while thread.is_alive():
-        forecaster.left(10**4)
-    assert forecaster.left(10**4)
+    forecaster.expect(Steps(9, 10**6, "kind 0"))
+    forecaster.marks = Growing(Mark(5.0, "kind 0", 10**6, 5.0) for _ in range(4))
+    assert forecaster.left(20.0)
 
 
 @pytest.mark.parametrize(
