@@ -48,6 +48,7 @@ TESTS = {
     "outliers/variants/plant": "models",
     "outliers/views/remedies": "report",
     "outliers/views/trace": "vision",
+    "outliers/views/table7": "training_runs",
     "outliers/tracing/tokens": "pieces tracing streaming",
     "outliers/tracing/states": "hidden_states streaming",
     "outliers/tracing/sketch": "tracing",
