@@ -89,7 +89,9 @@ def experts_of(experts: torch.nn.Module) -> Iterator[tuple[str, np.ndarray]]:
 def fields_of(model: PreTrainedModel) -> dict:
     """What llama.cpp says of a model's configuration, as far as transformers reads it, and of its rotary embeddings."""
     config = model.config
-    said = GGUF_CONFIG_MAPPING[{"gemma3_text": "gemma3", "mixtral": "llama"}.get(config.model_type, config.model_type)]
+    said = GGUF_CONFIG_MAPPING[
+        {"gemma3_text": "gemma3", "mixtral": "llama", "olmoe": "qwen3_moe"}.get(config.model_type, config.model_type)
+    ]
     if config.model_type == "mixtral":
         said = {**said, "expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
     fields = {field: getattr(config, name, None) for field, name in said.items() if name not in (None, "rope_theta")}

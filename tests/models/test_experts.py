@@ -280,6 +280,15 @@ def test_places_in_experts_that_are_not_there(text, said):
         variant(text).check(make_model("mixtral"))
 
 
+@pytest.mark.nightly("outliers/models/anatomy/", "outliers/quantization/")
+def test_a_compiled_mixture_under_a_scheme_computes_the_same(blocks):
+    """In pieces, because which tokens an expert gets is known only as they come."""
+    changed = quantize(make_model("mixtral").requires_grad_(False), "absmax-vector")
+    with torch.inference_mode():
+        compiled = torch.compile(changed, backend="eager")(blocks, use_cache=False)
+        assert torch.equal(compiled.logits, changed(blocks, use_cache=False).logits)
+
+
 def test_experts_of_a_copy_have_the_weights_of_the_copy(blocks):
     """Which it takes along to another dtype, while the model stays as it was."""
     model = make_model("mixtral")

@@ -47,7 +47,12 @@ UNREADABLE = {
     "mistral": "llama.cpp writes it as llama, and the package gguf knows no other name",
 }
 ENCODERS = ("t5", "umt5")  # with a decoder
-OF_MIXTURES = ("gpt_oss", "mixtral", "qwen2_moe")  # whose files transformers by itself does not read, or not all of
+OF_MIXTURES = (
+    "gpt_oss",
+    "mixtral",
+    "olmoe",
+    "qwen2_moe",
+)  # whose files transformers by itself does not read, or not all of
 CASES = {
     name: kind
     for name, (kind, _) in CONFIGS.items()
@@ -128,7 +133,10 @@ TURNED = {"rope_type": "default", "rope_theta": 77.0}
 @pytest.mark.parametrize("kind", slow_but((*OF_MIXTURES, "qwen3_moe"), OF_MIXTURES[:1]))
 def test_mixtures(kind, tmp_path, blocks):
     """All experts of a layer are a tensor, for each kind of projection."""
-    of_kind = {"norm_topk_prob": kind != "qwen2_moe", "rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}
+    of_kind = {
+        "norm_topk_prob": kind not in ("olmoe", "qwen2_moe"),
+        "rope_parameters": {"rope_type": "default", "rope_theta": 77.0},
+    }
     model = mixture(kind, **of_kind, intermediate_size=64, moe_intermediate_size=64)
     file = save_gguf(model, tmp_path / "small.gguf")
     ours = load_model(str(file))

@@ -34,8 +34,9 @@ from outliers.models.stored.tensors import Lazy
 PROJECTIONS = ("attn_output", "ffn_gate", "ffn_down")  # whose biases may be missing while others, see BIASES, exist
 MODEL_TYPES = (  # of configurations whose models are read, which tests compare with transformers' own
     *("gpt2", "bloom", "llama", "mistral", "qwen2", "qwen3", "phi3", "stablelm", "starcoder2", "gemma2"),
-    *("gemma3_text", "falcon", "qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss", "t5", "umt5"),
+    *("gemma3_text", "falcon", "qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss", "olmoe", "t5", "umt5"),
 )
+BY_FIELDS = ("olmoe",)  # architectures that transformers does not read, whose header sets the whole configuration
 ALIGNED = 64  # bytes at whose multiples tensors of torch begin
 KINDS = {  # types of fields by their Python types
     bool: gguf.GGUFValueType.BOOL,
@@ -57,23 +58,9 @@ def unread_fields(file: Path) -> list[str]:
 
 @remembered
 def _read_config(file: Path) -> tuple[PretrainedConfig, list[str]]:
-    """Return the configuration of a file's model, and the names of fields that are not read.
-
-    transformers takes seconds to read a vocabulary, and trusts what a header claims. So it gets a file with the same
-    fields and names of tensors, and nothing else.
-    """
+    """Return the configuration of a file's model, and the names of fields that are not read."""
     header = with_one_value(read_header(file))
-    with tempfile.TemporaryDirectory() as folder:
-        writer = gguf.GGUFWriter(Path(folder) / "header.gguf", header.architecture)
-        for name, value in header.fields.items():
-            _copy(writer, name, value)
-        for tensor in header.tensors:
-            writer.add_tensor(tensor.name, np.zeros(1, np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        config = AutoConfig.from_pretrained(folder, gguf_file="header.gguf", local_files_only=True)
+    config = (_by_fields if header.architecture in BY_FIELDS else _by_transformers)(header)
     if header.architecture == "llama" and header.of_model("expert_count"):  # for llama.cpp no type of its own
         fields = AutoConfig.for_model("mixtral").to_dict().keys() & config.to_dict().keys() - {"model_type"}
         config = AutoConfig.for_model("mixtral", **{name: getattr(config, name) for name in fields})
@@ -98,6 +85,32 @@ def check_tensors(file: Path) -> None:
 def stored_type(file: Path) -> str | None:
     """Return the quantization type of a file, see `Header.type`."""
     return read_header(file).type
+
+
+def _by_fields(header: Header) -> PretrainedConfig:
+    """Return the usual configuration of an architecture, which `say_fields` completes, with the tokens of a header."""
+    tokens = {f"{name}_token_id": header.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
+    tied = all(tensor.name != "output.weight" for tensor in header.tensors)
+    return AutoConfig.for_model(header.architecture, **tokens, pad_token_id=None, tie_word_embeddings=tied)
+
+
+def _by_transformers(header: Header) -> PretrainedConfig:
+    """Return the configuration that transformers makes of a header.
+
+    transformers takes seconds to read a vocabulary, and trusts what a header claims. So it gets a file with the same
+    fields and names of tensors, and nothing else.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        writer = gguf.GGUFWriter(Path(folder) / "header.gguf", header.architecture)
+        for name, value in header.fields.items():
+            _copy(writer, name, value)
+        for tensor in header.tensors:
+            writer.add_tensor(tensor.name, np.zeros(1, np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return AutoConfig.from_pretrained(folder, gguf_file="header.gguf", local_files_only=True)
 
 
 def _say_feed_forward(config: PretrainedConfig, names: set[str]) -> None:
