@@ -3,6 +3,7 @@
 import math
 import shutil
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from outliers.commands.damage import Damage
 from outliers.commands.sweep import Sweep
 from outliers.config.experiment import Experiment
 from outliers.models.anatomy import projections
-from outliers.models.anatomy.examples import IGNORED
+from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.runs.run import show
 from outliers.subjects.causal import Causal
 from outliers.subjects.masked import masked_text
@@ -96,6 +97,14 @@ def test_a_subject_whose_tokenizer_has_no_mask_token(monkeypatch, capsys, folder
 
 def test_each_token_between_the_special_ones_is_masked_in_a_sequence_of_its_own():
     assert Experiment(name="x", block=8, blocks=3, objective="each").sequences == 3 * 6
+
+
+def test_examples_of_several_seeds_have_as_many_bytes_as_are_known():
+    ids = torch.arange(8).view(2, 4)
+    of_seed = Examples(ids, ids)
+    assert Examples.joined([of_seed, of_seed]).sizes is None
+    sized = replace(of_seed, sizes=torch.tensor([3, 5]))
+    assert Examples.joined([sized, sized]).sizes.tolist() == [3, 5, 3, 5]
 
 
 def test_seeds_of_masks(folder):

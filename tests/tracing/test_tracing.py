@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import sys
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -13,7 +14,7 @@ import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 import outliers
 from outliers.criterion import OF_EVERY_STACK, PAPER
@@ -333,6 +334,24 @@ def test_alibi_of_falcon_counts_once(blocks):
     expected = scores.masked_fill(torch.ones(24, 24).triu(1).bool(), -torch.inf).softmax(-1)
     for probabilities in seen[0]:
         assert torch.allclose(probabilities.double(), expected, atol=1e-6)
+
+
+def test_keys_that_queries_see_where_a_function_of_attention_masks_by_itself():
+    """transformers gives such a function no mask; a layer of Gemma has a window of 8."""
+    model, seen = make_model("gemma2"), {}
+
+    def masking(module, query, key, value, attention_mask, **others):
+        assert attention_mask is None
+        own = sys.modules[type(module).__module__].eager_attention_forward
+        return own(module, query, key, value, None, **others)
+
+    AttentionInterface.register("masking", masking)
+    model.config._attn_implementation = "masking"
+    with attention_hooks(model, lambda layer, _probabilities, _recompute, visible: seen.update({layer: visible})):
+        model(torch.arange(24)[None], use_cache=False)
+    distance = torch.arange(24)[:, None] - torch.arange(24)
+    for layer, window in enumerate((8, 24)):
+        assert torch.equal(seen[layer], (distance >= 0) & (distance < window))
 
 
 @torch.no_grad()
