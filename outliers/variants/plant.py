@@ -25,7 +25,7 @@ from outliers.models.anatomy import (
     projections,
     stacks_of,
 )
-from outliers.models.anatomy.flow import is_projection
+from outliers.models.anatomy.discovery.flow import is_projection
 from outliers.models.anatomy.trust import check_planted
 from outliers.models.anatomy.weights import check_in_memory
 from outliers.models.decoder import in_eval_mode

@@ -14,7 +14,7 @@ from outliers import anatomy
 from outliers.criterion import QUANTIZED
 from outliers.errors import UserError
 from outliers.models.anatomy import anatomy_of, found, layers_of, readers
-from outliers.models.anatomy.discover import find_stacks
+from outliers.models.anatomy.discovery import find_stacks
 from outliers.models.anatomy.row import Anatomy
 from scripts.every_type import tiny
 from tests import conftest, small_models

@@ -1,4 +1,4 @@
-"""The anatomy of a configuration's models, found by `outliers.models.anatomy.discover` and cached."""
+"""The anatomy of a configuration's models, found by `outliers.models.anatomy.discovery` and cached."""
 
 import copy
 import functools
@@ -15,9 +15,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers import __version__ as transformers_version
 
 from outliers.errors import UserError, reason_of, reason_of_transformers
-from outliers.models.anatomy.discover import find_stacks
+from outliers.models.anatomy.discovery import find_stacks
+from outliers.models.anatomy.discovery.flow import lengths_of
 from outliers.models.anatomy.family import Family
-from outliers.models.anatomy.flow import lengths_of
 from outliers.models.anatomy.row import Anatomy, of_all_kinds
 from outliers.models.names import CACHE
 
@@ -33,7 +33,7 @@ EXCEPTIONS: dict[str, dict[str, object]] = {
 # By the identity of a configuration that is there: with its fields, which may change. And by its key.
 _known: dict[int, tuple[ref, dict, Anatomy]] = {}
 _by_key: dict[str, Anatomy] = {}
-_FILES = sorted(Path(__file__).parent.glob("*.py"))
+_FILES = sorted(Path(__file__).parent.rglob("*.py"))
 
 
 def anatomy_found(config: PretrainedConfig, family: Family) -> Anatomy:

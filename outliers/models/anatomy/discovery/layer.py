@@ -10,8 +10,7 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from outliers.criterion import ROLES
-from outliers.models.anatomy.experts import Expert, holds_experts, number_of
-from outliers.models.anatomy.flow import (
+from outliers.models.anatomy.discovery.flow import (
     MEMORY,
     MIXED,
     NORM,
@@ -24,6 +23,7 @@ from outliers.models.anatomy.flow import (
     ancestors,
     is_projection,
 )
+from outliers.models.anatomy.experts import Expert, holds_experts, number_of
 from outliers.models.anatomy.row import Anatomy
 
 ROLES_OF = {  # by whether a branch mixes positions, and reads another stack's output

@@ -8,8 +8,8 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.models.anatomy.flow import ADDED, MEMORY, STREAM, Pass, ancestors, is_projection
-from outliers.models.anatomy.layer import FoundLayer
+from outliers.models.anatomy.discovery.flow import ADDED, MEMORY, STREAM, Pass, ancestors, is_projection
+from outliers.models.anatomy.discovery.layer import FoundLayer
 from outliers.models.anatomy.row import Anatomy, of_all_kinds
 
 RESIDUAL_SCALE = "residual_multiplier"  # the field of a configuration with which Granite's outputs are multiplied
