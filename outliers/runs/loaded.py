@@ -34,6 +34,9 @@ class NoRows:
     def find(self, _request: dict, _provenance: dict) -> None:
         return None
 
+    def may_have(self, _request: dict) -> bool:
+        return False
+
     def add(self, *_rows: Row) -> None:
         pass
 

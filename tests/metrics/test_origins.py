@@ -15,7 +15,7 @@ from outliers import UserError, load_model, run, variant
 from outliers.commands import origins as account
 from outliers.metrics.origins import WriterAccount
 from outliers.metrics.records import PART_OF
-from outliers.models.anatomy import anatomy_of, decoder_layers
+from outliers.models.anatomy import anatomy_of, decoder_layers, experts_of
 from outliers.models.anatomy.experts import call_by_projection
 from outliers.quantization.linear import stored_weight
 from outliers.views.origins import AT, origins_findings, origins_section, parts_of, readers_of
@@ -237,9 +237,7 @@ def test_neurons_of_experts_are_terms(kind, blocks):
     model = made(kind)
     found = outliers.origins(model, blocks, FEATURES, positions=range(24))
     assert found.rest.max() < 1e-5
-    layer = decoder_layers(model)[1]
-    (path,) = [name for name, one in layer.named_modules() if hasattr(one, "is_transposed")]
-    experts, seen = layer.get_submodule(path), []
+    experts, seen = experts_of(model)[1], []
     call_by_projection(model)
     for number in range(4):
         expert = experts.get_submodule(str(number))

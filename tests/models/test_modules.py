@@ -31,7 +31,7 @@ class Adapted(nn.Module):
         self.base, self.beside = base, nn.Linear(base.in_features, base.out_features)
 
     def forward(self, x):
-        return self.base(x) + self.increase_over(x)
+        return self.base(x) + self.beside(x)
 
 
 class PassedOn(nn.Module):

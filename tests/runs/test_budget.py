@@ -26,10 +26,10 @@ class Machine:
         self.now += self.once + self.each * spec.blocks + (self.load if len(self.tried) == 1 else 0)
 
 
-def fitted(monkeypatch, tmp_path, machine: Machine, **fields) -> Cells:
+def fitted(monkeypatch, tmp_path, machine: Machine, force: bool = False, **fields) -> Cells:
     monkeypatch.setattr(budget, "time", machine)
     spec = Cells(models=[MODEL], block=16, **fields)
-    return budget.fit(spec, tmp_path, False, machine.measure)
+    return budget.fit(spec, tmp_path, force, machine.measure)
 
 
 @pytest.mark.parametrize(("once", "each", "load"), [(0, 1, 0), (2, 0.5, 5), (0.2, 0.05, 1), (1, 8, 5)])
@@ -57,7 +57,7 @@ def test_no_more_blocks_than_are_named_or_the_text_has(monkeypatch, tmp_path):
         run(Cells(models=[MODEL], text=str(text), block=16, blocks=blocks + 1), tmp_path / "more")
 
 
-def test_rows_say_the_minutes_and_a_second_run_takes_their_blocks(tmp_path, caplog):
+def test_rows_say_the_minutes_and_a_second_run_takes_their_blocks(tmp_path, caplog, monkeypatch):
     spec = Cells(models=[MODEL], block=16, minutes=0.2, blocks=6, metrics=["perplexity"])
     with caplog.at_level("INFO", "outliers"):
         rows = run(spec, tmp_path)
@@ -66,6 +66,9 @@ def test_rows_say_the_minutes_and_a_second_run_takes_their_blocks(tmp_path, capl
     assert f"{rows[0]['blocks']} blocks in 0.2 min" in caplog.messages
     assert run(spec, tmp_path) == rows, "with the time of the first one"
     assert len(read(tmp_path)) == 1
+    machine = Machine(0, 1)
+    fitted(monkeypatch, tmp_path, machine, force=True, minutes=0.2, blocks=6, metrics=["perplexity"])
+    assert machine.tried, "unless all is measured again"
 
 
 def test_a_dry_run_says_what_would_be_measured(monkeypatch, capsys, tmp_path):

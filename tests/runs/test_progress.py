@@ -35,6 +35,7 @@ from outliers.runs.planner import Planner
 from outliers.runs.run import RENDERING, of_all, rendering, shared_bar
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell
+from outliers.subjects.model_cache import Counted
 from outliers.terminal import progress as module
 from outliers.terminal.forecaster import Forecaster, Left, Mark, Steps
 from outliers.terminal.progress import Progress, over
@@ -284,6 +285,13 @@ def test_what_is_left(story, clock):
             happen(bar, clock, *event)
 
 
+def test_layers_of_a_streamed_model_move_the_steps_of_all_blocks(clock):
+    with Progress(8, clock=clock) as bar:
+        assert list(Counted(torch.arange(4), bar, 2, streamed=True)) == [0, 1, 2, 3]
+        bar.see(0.5)
+        assert bar.n + bar.inside == 4
+
+
 def test_workers_finish_several_steps_at_once(clock):
     with Progress(12, clock=clock) as bar:
         clock.now += 100
@@ -419,14 +427,14 @@ def test_generations_say_how_far_they_are():
 
 
 BLOCKS = torch.arange(60).view(6, 10)
-CALLS = {  # functions of Python, each with the passes that it makes of six blocks
+CALLS = {  # functions of Python, each with the passes that it makes of six blocks, or as much time in other steps
     "perplexity": (lambda model, **shown: perplexity(model, BLOCKS, **shown), 6),
     "perplexities": (lambda model, **shown: perplexities(model, BLOCKS, [EXACT, variant("absmax")], **shown), 12),
     "trace": (lambda model, **shown: trace(model, BLOCKS, alpha=0.1, **shown), 6),
     "masks": (lambda model, **shown: masks(model, BLOCKS, **shown), 12),
     "calibrate": (lambda model, **shown: calibrate(model, BLOCKS, **shown), 6),
     "origins": (lambda model, **shown: origins(model, BLOCKS, [1], **shown), 6),
-    "ablate": (lambda model, **shown: ablate(model, BLOCKS, [1], **shown), 6 * (1 + 12 + 1)),
+    "ablate": (lambda model, **shown: ablate(model, BLOCKS, [1], **shown), 6 * (1 + 12 + 1 + 12 // 3)),
     "damage": (lambda model, **shown: damage(model, BLOCKS, "absmax", by=["model"], **shown), 12),
     "readers": (lambda model, **shown: readers(model, BLOCKS, [1], places=["q"], controls=2, **shown), 42),
 }

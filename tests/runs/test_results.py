@@ -22,7 +22,7 @@ from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Rows, read
 from outliers.runs.run import rows_of, stored_rows
 from tests.conftest import a_row, among, lasting, names
-from tests.small_models import trace_model
+from tests.small_models import names_of, trace_model
 from tests.typed import call
 
 MODEL = "pocket/gpt2-0.1m"
@@ -156,7 +156,7 @@ def test_a_torn_last_line_is_moved_aside_and_measured_again(monkeypatch, capsys,
     assert read_rows(folder) == want[:kept]
     assert names(folder) == {"rows.jsonl"}, "a reader moves nothing"
     capsys.readouterr()
-    arguments = ["--model", MODEL, *(f"--scheme={name}" for name in SWEPT.schemes), "--block", 32, "--blocks", 2]
+    arguments = ["--model", MODEL, *(f"--scheme={scheme}" for scheme in names_of(SWEPT)), "--block", 32, "--blocks", 2]
     code, _, err = call(monkeypatch, capsys, *arguments, "--out", folder)
     assert code == 0
     assert err == (

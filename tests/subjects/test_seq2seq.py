@@ -28,6 +28,7 @@ from outliers.show.section import Context
 from outliers.subjects.causal import Causal
 from outliers.subjects.model_cache import describe, protocol_of
 from outliers.text.blocks import tokens_hash
+from outliers.tracing.trace import traces
 from outliers.views.growth import watched
 from outliers.views.latency import latency_section
 from outliers.views.table4 import emergence_section
@@ -142,6 +143,11 @@ def test_a_section_names_its_views(traced):
     assert [(row.get("ablated"), row["stack"]) for row in of_top1[3:6]] == [
         ("encoder", stack) for stack in ("encoder", "decoder", "cross")
     ]
+
+
+def test_a_role_is_traced_with_its_counterparts_in_other_views_alone(planted):
+    views = traces(outliers.load_model(str(planted)), examples("t5")[:1], ["attn_in"], attention=False)
+    assert {role for view in views for role in view.roles} == {"attn_in", "cross_in", "cross_kv"}
 
 
 def test_attention_is_told_apart(planted):

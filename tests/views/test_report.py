@@ -498,6 +498,9 @@ TRACES = {
     "trace of three roles": lambda found: replace(found, roles=THREE),
     "trace of large gains": lambda _: with_gains(20),
     "trace by token": lambda _: trace(plant(make_model("llama"), [5, 20], 30), BLOCKS, tokens=make_tokenizer()),
+    "trace by token of massive activations": lambda _: with_massive(
+        trace(plant(make_model("llama"), [5, 20], 30), BLOCKS, tokens=make_tokenizer())
+    ),
     "trace by token without outlier features": lambda _: trace(
         make_model("gpt2"), BLOCKS, alpha=1000, tokens=make_tokenizer()
     ),
