@@ -125,7 +125,7 @@ VARIANTS = {
 
 
 # What pytest --keep-times found: tests that took longer, and seconds of each file, of which the longest begin first.
-SLOW_SECONDS = 0.4
+SLOW_SECONDS = 0.3
 SLOW = {*read("tests/slow.txt").splitlines()}
 SECONDS = {file: float(time) for file, time in map(str.split, read("tests/seconds.txt").splitlines())}
 # Those that differ the most: Conv1D and learned positions; gated layers, rotary positions and few heads of keys; a
