@@ -163,7 +163,7 @@ MUTATIONS = {
     ],
     "outliers/quantization/attention.py": [("products.scores) * (query", "products.values) * (query")],
     "outliers/quantization/products.py": [
-        ("is_outlier = magnitudes >= threshold", "is_outlier = magnitudes > threshold")
+        ("is_outlier = magnitudes.float() >= threshold", "is_outlier = magnitudes.float() > threshold")
     ],
     "kernels/outlier_kernels/reference_integers.py": [
         ("return scale.masked_fill_(largest == 0, 1)", "return scale"),
@@ -174,7 +174,7 @@ MUTATIONS = {
         ("if prepared else os", "if False else os"),
     ],
     "kernels/outlier_kernels/reference.py": [
-        ("(hidden_states.amax(0) >= threshold)", "(hidden_states.amax(0) > threshold)"),
+        ("(most >= threshold)", "(most > threshold)"),
         ("torch.int32 if largest_sum(k, a, b) < 2**31 else torch.float64", "torch.int32"),
         ("absmax = matrix.masked_fill(hits, 0)", "absmax = matrix.masked_fill(outliers, 0)"),
     ],
@@ -282,7 +282,7 @@ MUTATIONS = {
         )
     ],
     "outliers/files.py": [("status.st_nlink > 1", "status.st_nlink > 2")],
-    "outliers/runs/traces.py": [("trace.labels.keys() - unknown} == about", "trace.labels.keys() - unknown} != about")],
+    "outliers/runs/traces.py": [("keys() - unknown} == labels", "keys() - unknown} != labels")],
     "outliers/metrics/accuracy.py": [("logits.max(1, keepdim=True)", "logits.min(1, keepdim=True)")],
     "outliers/models/stored/compressed.py": [
         ('sizes.fields.get("type") == "float"', 'sizes.fields.get("type") != "float"')
@@ -318,7 +318,7 @@ MUTATIONS = {
         ('row.get("mask_seeds", 1) > 1', 'row.get("mask_seeds", 1) > 2'),
     ],
     "outliers/config/experiment.py": [
-        ("if scheme == PEER or not written:", "if not written:"),
+        ("if scheme == PEER or not written else", "if not written else"),
         (
             'self.block - 2 if self.objective == "each" else self.mask_seeds',
             'self.block if self.objective == "each" else self.mask_seeds',

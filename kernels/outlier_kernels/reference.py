@@ -154,7 +154,8 @@ def largest_sum(features: int, a: Quantized, b: Quantized) -> torch.Tensor:
 
 def outlier_columns(hidden_states: torch.Tensor, threshold: float) -> torch.Tensor:
     """Flag the features of (tokens, features) with |x| ≥ threshold in some token: bool (features,) (section 3.2)."""
-    return (hidden_states.amax(0) >= threshold) | (hidden_states.amin(0) <= -threshold)
+    most, least = hidden_states.amax(0).float(), hidden_states.amin(0).float()  # or the threshold would be rounded too
+    return (most >= threshold) | (least <= -threshold)
 
 
 def linear(

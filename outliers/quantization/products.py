@@ -171,7 +171,7 @@ def outliers_of(left: torch.Tensor, share: float, threshold: float | None = None
     magnitudes = left.abs().amax(-2)
     if threshold is None:
         return magnitudes.sort(dim=-1, descending=True, stable=True).indices[..., :count].sort(-1).values
-    is_outlier = magnitudes >= threshold
+    is_outlier = magnitudes.float() >= threshold
     count = int(is_outlier.sum(-1).max())
     places = torch.arange(left.shape[-1], device=left.device)
     return torch.where(is_outlier, places, -1).sort(-1).values[..., -count:] if count else None

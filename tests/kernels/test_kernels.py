@@ -184,6 +184,7 @@ def test_outlier_columns_include_the_threshold():
     x = torch.zeros(3, 5)
     x[0, 1], x[2, 2], x[1, 4] = 6.0, -6.0, 5.9999
     assert reference.outlier_columns(x, 6.0).tolist() == [False, True, True, False, False]
+    assert not reference.outlier_columns(torch.full((1, 1), 6.0).bfloat16(), 6.01).any(), "bfloat16 would round it to 6"
 
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

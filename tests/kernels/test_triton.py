@@ -277,7 +277,7 @@ def test_any_layer_is_that_of_the_reference(seeds):
         quantizer, threshold = scheme["activations"], scheme["threshold"]
         flags, rest, given = None, x, x.to(DEVICE)
         if threshold is not None:
-            hits = x.abs() >= threshold
+            hits = x.float().abs() >= threshold
             outliers = find_outliers(given, threshold, True)
             assert outliers.places[: outliers.count.item()].tolist() == hits.any(0).nonzero()[:, 0].tolist(), seed
             flags, rest = outliers.flags.clone(), x[:, ~hits.any(0)]
