@@ -291,10 +291,13 @@ def ablate(
     outliers = traced.outlier_features()["feature"]
     treatments = ablations.plan(features, width, methods, controls, seed, where, outliers)
     means = feature_means(traced) if "mean" in methods else {}
+    measured_in = [(Perplexity, where)]
+    if attends(model.config):
+        measured_in.insert(0, (Top1, WHERE))
     cells = []
     for number, treatment in enumerate(treatments):
         change = Intervention(treatment.features, treatment.method or "zero", seed, means)
-        for metric, roles in ((Top1, WHERE), (Perplexity, where)) if attends(model.config) else ((Perplexity, where),):
+        for metric, roles in measured_in:
             places = tuple(f"{view.written}.{role}" if stack else role for role in roles)
             variant = Ablated(change, places) if treatment.features else AS_IT_IS
             cells.append(Cell(subject, variant, metric(), {"treatment": number}))

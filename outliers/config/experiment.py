@@ -61,6 +61,11 @@ def _share(attention: str) -> str:
     return "attention" if percent is None else f"attention={float(percent) / 100:.12g}"
 
 
+def _quantizes(scheme: Scheme | str) -> bool:
+    """Return whether a scheme of this library quantizes projections."""
+    return scheme != PEER and scheme.quantizes_projections
+
+
 def _remedied(scheme: Scheme | str, written: str) -> Scheme | str:
     """Return a scheme with a remedy added; the layers of another library unchanged."""
     return scheme if scheme == PEER or not written else remedied(scheme, written)
@@ -168,15 +173,13 @@ class Experiment(Checked):
         with saying_all():
             schemes = self.schemes
             if self.router:
-                quantizing = [scheme for scheme in schemes if scheme != PEER and scheme.quantizes_projections]
-                schemes = [_remedied(one, ROUTER) if one in quantizing else one for one in schemes]
+                schemes = [_remedied(scheme, ROUTER) if _quantizes(scheme) else scheme for scheme in schemes]
             if self.transform is not None:
-                quantizing = [scheme for scheme in schemes if scheme != PEER and scheme.quantizes_projections]
-                if not quantizing:
+                if not any(map(_quantizes, schemes)):
                     raise UserError(
                         f"transform '{self.transform}' with schemes that quantize nothing; expected one that does"
                     )
-                schemes = [_remedied(scheme, self.transform) if scheme in quantizing else scheme for scheme in schemes]
+                schemes = [_remedied(scheme, self.transform) if _quantizes(scheme) else scheme for scheme in schemes]
             schemes = [_remedied(scheme, written) for scheme in schemes for written in map(_share, self.attention)]
         self.schemes, self.transform, self.attention = list(dict.fromkeys(schemes)), None, [ATTENTION_16]
         self.router = False

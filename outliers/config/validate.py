@@ -74,7 +74,7 @@ def validate(experiment: AnyExperiment) -> AnyExperiment:
         if name in known:
             continue
         fields = check_model(name, revision, experiment.with_weights)
-        widths = {fields[name] for name in WIDTH if isinstance(fields.get(name), int)}
+        widths = {fields[field] for field in WIDTH if isinstance(fields.get(field), int)}
         if experiment.features and len(widths) == 1 and max(experiment.features) >= min(widths):
             raise no_such_feature(max(experiment.features), *widths)
     experiment.check()

@@ -44,12 +44,20 @@ class Here:
         """
         for task in tasks:
             stop_if_asked()
-            self.bar.enter(task.name, task.steps)
+            self.bar.enter(self.name_of(task), task.steps)
             end = self.bar.n + task.steps.count
-            result = tried(result_of, self.model_cache, task.function, task.subject, task.arguments)
+            result = self.outcome_of(task)
             if end > self.bar.n:  # steps by which the task did not move the bar itself
                 self.bar.update(end - self.bar.n)
             yield task, result
+
+    def name_of(self, task: Task) -> str:
+        """Return what the bar calls a task."""
+        return task.name
+
+    def outcome_of(self, task: Task) -> Any:
+        """Return the result of a task, or its failure."""
+        return tried(result_of, self.model_cache, task.function, task.subject, task.arguments)
 
 
 def result_of(model_cache: ModelCache, function: Callable, subject: Any, arguments: tuple) -> Any:

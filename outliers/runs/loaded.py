@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from outliers.runs.engine import Here
-from outliers.runs.planner import Planner
+from outliers.runs.planner import Failures, Planner
 from outliers.runs.rows import Row
 from outliers.runs.run import records
 from outliers.subjects.cell import Cell, CellPlan, Stages, Task
@@ -44,14 +44,11 @@ class NoRows:
 class LoadedEngine(Here):
     """An engine that raises the error of a task, and whose bar keeps the name of the Python function."""
 
-    def run(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Any]]:
-        for task in tasks:
-            self.bar.enter(self.bar.desc.removesuffix(": "), task.steps)
-            end = self.bar.n + task.steps.count
-            result = task.function(self.model_cache, task.subject, *task.arguments)
-            if end > self.bar.n:
-                self.bar.update(end - self.bar.n)
-            yield task, result
+    def name_of(self, _task: Task) -> str:
+        return self.bar.desc.removesuffix(": ")
+
+    def outcome_of(self, task: Task) -> Any:
+        return task.function(self.model_cache, task.subject, *task.arguments)
 
 
 class LoadedPlanner(Planner):
@@ -60,7 +57,7 @@ class LoadedPlanner(Planner):
     def model_runs(self, *_plans: object) -> list:
         return []
 
-    def _failed(self, failures: dict, *_others: object) -> dict:  # type: ignore[override]
+    def _failed(self, failures: Failures, provenance: dict[Cell, dict], rows: dict[Cell, Row]) -> dict[Cell, Row]:
         if failures:
             raise [*failures.values()][-1]  # later cells depend on more of the model, and say more of where it broke
         return {}

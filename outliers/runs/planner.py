@@ -290,9 +290,8 @@ class Planner:
         ends = [(round(steps.count * part.start / blocks), round(steps.count * part.stop / blocks)) for part in parts]
         names = list(dict.fromkeys(cell.name for cell in bundle))
         named = ", ".join([*names[:NAMED], *([f"{len(names) - NAMED} more"] if len(names) > NAMED else [])])
-        tasks = []
+        tasks, splits = [], bundle[0].metric.measurement.splits
         for part, (start, end) in zip(parts, ends, strict=True):
-            splits = bundle[0].metric.measurement.splits
             name = f"{named}, blocks {part.start} to {part.stop - 1}" if splits else named
             share, arguments = steps._replace(count=end - start), (bundle, part, provenance)
             tasks.append(Task(name, measure_cells, bundle[0].subject, arguments, share, number))
