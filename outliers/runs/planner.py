@@ -119,7 +119,6 @@ class Planner:
     def _measure(self, cells: list[Cell]) -> dict[Cell, Row]:
         """Return the row of each cell, found or measured; rows of failed cells are written after all others."""
         provenance, failures = self._provenance(cells)
-        self._check_alone(provenance, failures)
         rows: dict[Cell, Row] = {}
         skipped = list(failures)
         missing: dict[str, list[Cell]] = defaultdict(list)  # by the key that they share under other names
@@ -155,13 +154,14 @@ class Planner:
                     rows[cell] = self._add_duplicate(cell, self.known[key])
                 elif cell not in rows:
                     failures.setdefault(cell, failures[alike[0]])
+        self._check_alone(failures)
         return rows | self._failed(failures, provenance, rows)
 
-    def _check_alone(self, provenance: dict[Cell, dict], failures: Failures) -> None:
-        """Raise UserError if the run has one model, which cannot be loaded."""
+    def _check_alone(self, failures: Failures) -> None:
+        """Raise UserError if the run has one model, of which nothing is measured because of its weights."""
         reasons = {str(failure): failure for failure in failures.values()}
-        unloaded = all(isinstance(failure, BadWeights) for failure in reasons.values())
-        if self.alone and unloaded and not (provenance or self.known) and len(reasons) == 1:
+        unusable = all(isinstance(failure, BadWeights) for failure in reasons.values())
+        if self.alone and unusable and not self.known and len(reasons) == 1:
             raise UserError(*reasons)
 
     def _failed(self, failures: Failures, provenance: dict[Cell, dict], rows: dict[Cell, Row]) -> dict[Cell, Row]:

@@ -226,12 +226,17 @@ def test_in_data_frames_and_figures(tmp_path):
         pyplot.close(axes.figure)
 
 
-def test_where_nothing_is_measured_the_reason_stands_once(monkeypatch, capsys, tmp_path):
-    model, out = damaged(tmp_path / "other", truncated), tmp_path / "out"
+@pytest.mark.parametrize(
+    ("change", "reason", "stream"),
+    [(truncated, "are corrupt (", []), (with_nan, "hold NaN or inf in ", ["--stream"])],  # found while layers are read
+    ids=["resident", "streamed"],
+)
+def test_where_nothing_is_measured_the_reason_stands_once(monkeypatch, capsys, tmp_path, change, reason, stream):
+    model, out = damaged(tmp_path / "other", change), tmp_path / "out"
     options = ["--scheme", "fp32,absmax,llm.int8", "--block", 32, "--blocks", 2, "--out", out]
-    code, said, err = call(monkeypatch, capsys, model, *options)
+    code, said, err = call(monkeypatch, capsys, model, *options, *stream)
     assert (code, said, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"error: the weights of '{model}' are corrupt (")
+    assert err.startswith(f"error: the weights of '{model}' {reason}")
     assert not [file.name for file in out.glob("*") if file.suffix in (".html", ".md", ".csv")]
 
 
