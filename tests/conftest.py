@@ -1,6 +1,7 @@
 """What tests share and what needs no torch: architectures, the shared material where it is present, tiers, fixtures."""
 
 import ctypes
+import gc
 import importlib.util
 import itertools
 import os
@@ -27,6 +28,8 @@ from hypothesis import settings
 from outliers.models import plugins
 from outliers.models.names import packaged_file
 from outliers.runs.rows import Row
+
+gc.disable()  # until all is collected: nothing that imports make is garbage
 
 
 def has_gpu() -> bool:
@@ -342,9 +345,20 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.config.workeroutput["collected"] = COLLECTED[0]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector):
+    """Let every other worker collect from the end, so that two of them compile each half of a fresh clone's tests."""
+    report = yield
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0")[-1] in "13579" and isinstance(collector, pytest.Directory):
+        report.result.reverse()
+    return report
+
+
 def pytest_collection_finish() -> None:
-    """Take the processor time of imports and collection."""
+    """Take the processor time of imports and collection, and spare the garbage collector what they made."""
     COLLECTED.append(time.process_time())
+    gc.enable()
+    gc.freeze()
 
 
 def pytest_testnodedown(node) -> None:  # a hook of xdist
