@@ -5,6 +5,7 @@ import json
 import math
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -21,6 +22,7 @@ from outliers import UserError, quantize
 from outliers.quantization.fields import row_fields
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme, in_groups, is_own
+from tests.fake import values_of
 from tests.kernels.test_kernels import of_finite_floats
 from tests.small_models import make_model
 
@@ -31,7 +33,6 @@ ELEMENTS = {
     "float6_e3m2fn": E3M2,
     "float4_e2m1fn": E2M1,
 }
-BITS = {"float8_e4m3fn": 8, "float8_e5m2": 8, "float6_e2m3fn": 6, "float6_e3m2fn": 6, "float4_e2m1fn": 4}
 NAMES = {element: name for name, element in ELEMENTS.items()}
 QUANTIZERS = [
     Quantizer(name, granularity, symmetric)
@@ -47,14 +48,6 @@ IN_GROUPS = [one for one in QUANTIZERS if not FORMATS[one.format].in_rows]
 of_groups = pytest.mark.parametrize("quantizer", IN_GROUPS, ids=str)
 
 
-def values_of(name: str) -> np.ndarray:
-    """All finite values of a type of ml_dtypes, in order."""
-    ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
-    patterns = np.arange(2 ** BITS[name], dtype=np.uint8)
-    values = np.unique(patterns.view(getattr(ml_dtypes, name)).astype(np.float64))
-    return values[np.isfinite(values)]
-
-
 def random_matrix(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Values of many magnitudes."""
     generator = torch.Generator().manual_seed(seed)
@@ -66,9 +59,7 @@ def random_matrix(seed: int, *shape: int, dtype: torch.dtype = torch.float32) ->
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_element_is_rounded_as_ml_dtypes_rounds(name, dtype):
     """All values, the ties between them, and the nearest numbers on either side of each; subnormal ones too."""
-    values, element = values_of(name), ELEMENTS[name]
-    import ml_dtypes
-
+    values, element = values_of(getattr(ml_dtypes, name)), ELEMENTS[name]
     ties = (values[1:] + values[:-1]) / 2
     single = np.concatenate([values, ties, np.linspace(-element.largest, element.largest, 9999)]).astype(np.float32)
     near = [np.nextafter(single, np.float32(way)) for way in (-np.inf, np.inf)]
@@ -104,7 +95,7 @@ def test_each_value_becomes_the_nearest_that_there_is(quantizer, matrix):
     scale = found.scale.double().repeat_interleave(width, 1).expand(x.shape)
     if format.element:
         assert found.codes.abs().max() <= format.element.largest
-        known = torch.from_numpy(values_of(NAMES[format.element]))
+        known = torch.from_numpy(values_of(getattr(ml_dtypes, NAMES[format.element])))
     else:
         assert found.codes.dtype == torch.int8
         most = 2 ** (format.bits - 1) - 1

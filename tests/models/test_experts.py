@@ -2,9 +2,11 @@
 
 import logging
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from outlier_kernels.formats import FORMATS, Quantizer, granularities
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outliers import (
@@ -29,13 +31,12 @@ from outliers.models.anatomy import experts_of, layers_of, projections
 from outliers.models.anatomy.experts import BY_PROJECTION, call_by_projection
 from outliers.models.stream import stream_model
 from outliers.quantization.calibration import FEW
-from outliers.quantization.linear import QuantizedLinear
-from outliers.quantization.schemes import SCHEMES, get_scheme, in_groups
+from outliers.quantization.schemes import SCHEMES, Scheme, in_groups
 from outliers.tracing.result import Trace
 from outliers.views.experts import drops_section
 from outliers.views.trace import trace_findings
 from tests.conftest import LLAMA, slow_but
-from tests.quantization.test_quantization import EIGHT_BIT, equation
+from tests.fake import product_of_bitsandbytes, product_under
 from tests.small_models import inputs_of, make_model
 
 SHAPE = {**LLAMA, "vocab_size": 100, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "head_dim": 8}
@@ -46,6 +47,15 @@ KINDS = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "olmoe", "glm4_moe", "p
 KINDS += ("llama4_text",)
 MIXTURES = ("mixtral", "gpt-oss")
 LARGE = 20.0  # beyond what units of these models have, and below what the largest of GPT-OSS, which are clamped, can
+EVERY_SCHEME = {name: in_groups(f"{name}-g16") or scheme for name, scheme in SCHEMES.items() if name != "fp32"}
+EVERY_SCHEME |= {  # and every format, in all groups that it has
+    written: Scheme(written, replace(weights, granularity=granularity.replace("column", "row")), weights)
+    for name, format in FORMATS.items()
+    for granularity in [one.replace("64", "16") for one in granularities(name, "weights")]
+    for symmetric in format.symmetric
+    for weights in [Quantizer(name, granularity, symmetric)]
+    for written in [str(weights)]
+}
 OF_EXPERTS = ("experts.tokens", "experts.max", "experts.hits", "experts.largest")
 
 
@@ -105,28 +115,44 @@ def test_a_type_of_mixtures(kind, as_they_are, blocks, tmp_path):
     assert table["value"].abs().idxmax() == (1, chosen) and table.loc[(1, chosen), "feature"] == 7
 
 
-@pytest.mark.parametrize("kind", slow_but(("mixtral", "gpt_oss"), ("gpt_oss",)))
-def test_every_scheme_quantizes_every_expert(kind, blocks):
-    """By the paper's equations in float64, and under other schemes as a layer that owns its weight does."""
-    model = made(kind, intermediate_size=64).double()  # units that groups of 32 divide
-    for layer in layers_of(model):
-        layer.module.post_attention_layernorm.weight[3] = 20  # an outlier feature of what experts read
-    exact = {part.path: part.module for part in projections(model) if part.expert is not None}
-    for name in [*SCHEMES][1:]:
-        scheme = in_groups(f"{name}-g16") or get_scheme(name)
-        calibration = calibrate(model, blocks, [scheme]) if scheme.needs_calibration else None
-        changed = quantize(model, scheme, calibration=calibration)
+@pytest.fixture(scope="module")
+def in_float64() -> list[tuple]:
+    """Two mixtures with an outlier feature in what experts read, each with ids and the inputs of their projections."""
+    ids, mixtures = torch.randint(100, (3, 24), generator=torch.Generator().manual_seed(1)), []
+    for kind in ("mixtral", "gpt_oss"):
+        model = made(kind, intermediate_size=64).double()  # units that groups of 32 divide
+        for layer in layers_of(model):
+            layer.module.post_attention_layernorm.weight[3] = 20
+        call_by_projection(model)
+        with inputs_of({part.path: part.module for part in projections(model) if part.expert is not None}) as inputs:
+            model(ids)
+        mixtures.append((model, ids, inputs))
+    return mixtures
+
+
+@pytest.mark.parametrize("scheme", [pytest.param(scheme, id=name) for name, scheme in EVERY_SCHEME.items()])
+def test_every_scheme_quantizes_every_expert(scheme, in_float64):
+    """As fake quantization in float64 does."""
+    for model, ids, inputs in in_float64:
+        calibration = calibrate(model, ids, [scheme]) if scheme.needs_calibration else None
+        changed = quantize(model, scheme, only=["*.experts.*"], calibration=calibration)
         parts = {part.path: part.module for part in projections(changed) if part.expert is not None}
-        with inputs_of(parts) as inputs:
-            changed(blocks)
-        assert inputs.keys() == exact.keys()
         for path, (x,) in inputs.items():
-            weight, bias = exact[path].weight.clone(), exact[path].bias
-            own = torch.nn.Linear(*weight.T.shape, bias=bias is not None).double()
-            own.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias}))
-            own = QuantizedLinear(own.requires_grad_(False), parts[path].here, None, parts[path].magnitudes)
-            expected = equation(x, weight, name) + (0 if bias is None else bias) if name in EIGHT_BIT else own(x)
-            assert (parts[path](x) - expected).abs().max() <= 1e-12 * expected.abs().max(), (name, path)
+            (number, name), here = path.split(".")[-2:], parts[path].here
+            of_all = model.get_submodule(path.rpartition(".experts.")[0]).experts
+            weight = getattr(of_all, name)[int(number)]
+            weight = weight.T if of_all.is_transposed else weight
+            sorts = here.needs_calibration  # COMET, by the largest inputs
+            order = parts[path].magnitudes.inputs.argsort(descending=True) if sorts else slice(None)
+            if scheme.arithmetic == "bitsandbytes":
+                expected, most = product_of_bitsandbytes(x, weight, scheme.outlier_threshold), 1e-6
+            else:
+                operands = here.activations, here.weights, here.outlier_threshold
+                expected, most = product_under(x[:, order], weight[:, order], *operands), 1e-12
+            if of_all.has_bias:
+                expected += getattr(of_all, f"{name}_bias")[int(number)]
+            error = (parts[path](x) - expected).abs().max() / expected.abs().max()
+            assert error <= most, path
 
 
 def test_one_factor_smooths_what_all_experts_read(blocks):

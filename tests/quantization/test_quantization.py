@@ -31,7 +31,7 @@ from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme, w
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.runs.run import stored_rows
 from tests.conftest import FIVE, in_turn, pairwise
-from tests.kernels.test_kernels import numpy_quantize_matrix
+from tests.fake import product_under
 from tests.small_models import make_model
 
 EIGHT_BIT = TABLE1[1:]
@@ -45,25 +45,8 @@ def equation(x: torch.Tensor, weight: torch.Tensor, name: str) -> torch.Tensor:
     by_row, symmetric = name not in ("absmax", "zeropoint"), "zeropoint" not in name
     activations = Quantizer("int8", "row" if by_row else "tensor", symmetric)
     weights = Quantizer("int8", "column" if by_row and "row" not in name else "tensor", symmetric)
-    threshold = 6.0 if "decomp" in name or "llm" in name else torch.inf
+    threshold = 6.0 if "decomp" in name or "llm" in name else None
     return product_under(x, weight, activations, weights, threshold)
-
-
-def product_under(
-    x, weight, activations: Quantizer | None, weights: Quantizer | None, threshold: float
-) -> torch.Tensor:
-    """The same by the parts of a scheme."""
-    outliers = (x.abs() >= threshold).any(0)
-    product = x[:, outliers] @ weight[:, outliers].T
-    if outliers.all():
-        return product
-    x8, w8 = (
-        torch.from_numpy(numpy_quantize_matrix(matrix.numpy(), part.symmetric, part.granularity != "tensor")[1])
-        if part
-        else matrix
-        for matrix, part in ((x[:, ~outliers], activations), (weight[:, ~outliers], weights))
-    )
-    return product + x8 @ w8.T
 
 
 OURS = {
@@ -89,7 +72,7 @@ def test_every_scheme_that_can_be_made_is_computed_and_is_another():
             continue
         fields = {"activations": activations, "weights": weights, "outlier_threshold": threshold}
         scheme = Scheme(**OURS | fields)
-        parts = activations, weights, threshold or torch.inf
+        parts = activations, weights, threshold
         with torch.no_grad():
             found.append(QuantizedLinear(projection, scheme)(x))
         torch.testing.assert_close(found[-1], product_under(x, weight, *parts) + projection.bias.detach())

@@ -1,6 +1,7 @@
 """Schemes of serving systems: each layer against a script in float64, and QServe's codes within int8."""
 
-import ml_dtypes
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +15,7 @@ from outliers.quantization.fields import row_fields
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.magnitudes import Magnitudes
 from outliers.quantization.schemes import get_scheme
+from tests.fake import values_under
 from tests.kernels.test_kernels import of_finite_floats
 from tests.small_models import make_model
 
@@ -25,46 +27,6 @@ def matrix(seed: int, rows: int) -> np.ndarray:
     """Rows whose features have sizes of their own, float64."""
     generator = np.random.default_rng(seed)
     return generator.standard_normal((rows, FEATURES)) * np.exp(generator.standard_normal(FEATURES))
-
-
-def absmax(values: np.ndarray, most: float, size: int = FEATURES) -> np.ndarray:
-    """What integers up to a magnitude stand for, in groups of so many features."""
-    groups = values.reshape(len(values), -1, size)
-    scale = np.abs(groups).max(-1, keepdims=True) / most
-    return (np.round(groups / scale) * scale).reshape(values.shape)
-
-
-def of_qserve(weight: np.ndarray) -> np.ndarray:
-    """Section 4.1, as the paper has it: rows to [-119, 119], and their groups to [0, 15]."""
-    scale = np.abs(weight).max(1, keepdims=True) / 119
-    groups = np.round(weight / scale).reshape(len(weight), -1, GROUP)
-    least, largest = groups.min(-1, keepdims=True), groups.max(-1, keepdims=True)
-    step = np.round((largest - least) / 15)
-    zero_point = np.clip(-np.round(least / step), 0, 15)  # z_u4
-    codes = np.clip(np.round(groups / step) + zero_point, 0, 15)
-    return ((codes - zero_point) * step).reshape(weight.shape) * scale
-
-
-def of_fireq(weight: np.ndarray) -> np.ndarray:
-    """Symmetric groups whose scales are in e4m3, those of ml_dtypes, times a power of two of the weight."""
-    groups = weight.reshape(len(weight), -1, GROUP)
-    scale = np.abs(groups).max(-1, keepdims=True) / 7
-    power = 2.0 ** np.ceil(np.log2(scale.max() / 448))
-    scale = (scale / power).astype(ml_dtypes.float8_e4m3fn).astype(np.float64) * power
-    return (np.clip(np.round(groups / scale), -8, 7) * scale).reshape(weight.shape)
-
-
-def rows_in_e4m3(x: np.ndarray) -> np.ndarray:
-    scale = np.abs(x).max(1, keepdims=True) / 448
-    return (x / scale).astype(ml_dtypes.float8_e4m3fn).astype(np.float64) * scale
-
-
-def of_comet(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """The product, with features in the order of their largest magnitudes: one of six groups of x in 8 bits."""
-    order = np.argsort(-np.abs(x).max(0))
-    x, weight = x[:, order], weight[:, order]
-    sorted_x = np.concatenate([absmax(x[:, :GROUP], 127, GROUP), absmax(x[:, GROUP:], 7, GROUP)], 1)
-    return sorted_x @ absmax(weight, 7, GROUP).T
 
 
 @pytest.fixture(scope="module")
@@ -81,19 +43,25 @@ def output(name: str, x: np.ndarray, weight: np.ndarray, role: str) -> np.ndarra
         return QuantizedLinear(projection, get_scheme(name), role, magnitudes)(torch.from_numpy(x)).numpy()
 
 
+SYSTEMS = {  # what each quantizes activations and weights to, as its paper has it
+    "qserve": ("int8 row absmax", f"int4-in-int8 group-{GROUP} absmax"),
+    "fireq": ("fp8-e4m3 row absmax", f"int4-e4m3 group-{GROUP} absmax"),
+    "comet": (f"int4-int8 group-{GROUP} absmax", f"int4 group-{GROUP} absmax"),
+    "flexq": 2 * (f"int6 group-{GROUP} absmax",),
+}
+
+
 def product_of(name: str, x: np.ndarray, weight: np.ndarray, role: str) -> np.ndarray:
-    """The same by the script."""
-    if name == "comet":
-        return of_comet(x, weight)
-    if name == "flexq":
-        return absmax(x, 127 if role == "ffn_out" else 31, GROUP) @ absmax(weight, 31, GROUP).T
-    if name == "fireq":
-        return rows_in_e4m3(x) @ of_fireq(weight).T
-    return absmax(x, 127) @ of_qserve(weight).T
+    """The same by the papers, in float64; COMET sorts features by their largest magnitudes."""
+    activations, weights = map(Quantizer.read, SYSTEMS[name])
+    if name == "flexq" and role == "ffn_out":
+        activations = replace(activations, format="int8")
+    order = np.argsort(-np.abs(x).max(0)) if name == "comet" else slice(None)
+    return values_under(x[:, order], activations) @ values_under(weight[:, order], weights).T
 
 
 @pytest.mark.parametrize("role", ["attn_in", "ffn_out"])
-@pytest.mark.parametrize("name", ["qserve", "fireq", "comet", "flexq"])
+@pytest.mark.parametrize("name", SYSTEMS)
 def test_a_layer_is_that_of_a_script(layer, name, role):
     found, want = output(f"{name}-g{GROUP}", *layer, role), product_of(name, *layer, role)
     np.testing.assert_allclose(found, want, rtol=0, atol=1e-9 * np.abs(want).max())
