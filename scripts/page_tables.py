@@ -20,7 +20,7 @@ from outliers.show.spreadsheet import read_csv
 from outliers.show.tables import NEGATIVE, cell
 from outliers.show.value import value_of
 from outliers.views.emergence import fits_of
-from outliers.views.perplexity import costs_of_schemes
+from outliers.views.perplexity import costs_of_variants
 from outliers.views.plan import plan_points
 
 ROOT = Path(__file__).parent.parent
@@ -114,7 +114,7 @@ def smollm2(schemes: Collection[str] = SCHEMES) -> str:
     """Return the table of what some schemes cost SmolLM2-135M, with scatter, beside what they cost models of the
     paper."""
     rows = read_rows(ROOT / "results/kept/smollm2-135m/sweep")
-    own, sizes = {row["scheme"]: row["cost"] for row in costs_of_schemes(rows)}, ("1.3b", "6.7b", "13b")
+    own, sizes = {row["scheme"]: row["cost"] for row in costs_of_variants(rows)}, ("1.3b", "6.7b", "13b")
 
     def of_paper(scheme: str, size: str) -> str:
         model = f"fairseq-dense-{size}"

@@ -19,7 +19,7 @@ import yaml
 
 import outliers
 from outliers.show.spreadsheet import read_csv
-from outliers.views.perplexity import costs_of_schemes
+from outliers.views.perplexity import costs_of_variants
 
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "results/kept"
@@ -143,8 +143,8 @@ def rise(ratios: Any) -> Any:
 
 def bars(folder: str) -> dict[str, float]:
     """Return the bar of the increase of perplexity under each variant in a kept run, in per cent."""
-    rows = outliers.frame(KEPT / folder).assign(scheme=lambda row: row["variant"]).to_dict("records")
-    return {row["scheme"]: 100 * row["cost"].shown[1] for row in costs_of_schemes(rows)}
+    rows = outliers.frame(KEPT / folder).to_dict("records")
+    return {row["variant"]: 100 * row["cost"].shown[1] for row in costs_of_variants(rows)}
 
 
 FUNCTIONS: dict[str, Callable | Any] = {

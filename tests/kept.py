@@ -60,7 +60,7 @@ def _plan_section(run: str, rows: list[dict]) -> Section:
 
 def _of_variants(rows: list[dict]) -> Section:
     """The table of perplexities, a row each variant."""
-    return perplexity_section([row | {"scheme": row["variant"]} for row in rows])
+    return perplexity_section(rows)
 
 
 def checkpoints_section(rows: list[dict]) -> Section:

@@ -255,7 +255,7 @@ def damage(
             `outliers.perplexity`.
 
     Example:
-        >>> outliers.damage(model, blocks, "absmax", by=["role"]).scheme
+        >>> outliers.damage(model, blocks, "absmax", by=["role"]).variant
         'absmax'
     """
     from outliers.metrics.damages import damages_of

@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import pandas as pd
 
 from outliers.models.names import distinct_names
 from outliers.quantization.schemes import BASELINE
-from outliers.show.value import Value, value_of
+from outliers.show.value import Value, grouped, value_of
 from outliers.variants.peer import AGAINST, Against, is_against
 
 OF_MODEL = ("perplexity", "damage.kl", "damage.top1_agreement")
@@ -26,7 +27,7 @@ ERRORS = [
 
 @dataclass(frozen=True, eq=False)
 class Damages:
-    """The damage of a scheme, or a cache, to a model; tables are empty for what was not measured.
+    """The damage of a variant, such as a scheme or a cache, to a model; tables are empty for what was not measured.
 
     errors: a row per projection: `layer`, `role`, `projection` (its path), `error` (‖Y_q − Y‖² / ‖Y‖²) and `by_token`
     (the mean of the same ratio of single tokens), both in dB too, `db` and `by_token_db`; and of its input `largest`
@@ -39,13 +40,13 @@ class Damages:
     the layers of another model also `kl_only` and `top1_agreement_only`. Each of these has a column `…_error`, its
     standard error over the text, paired with the unquantized model; and, with several draws, a column `…_deviation`.
 
-    model: `perplexity`, `unquantized` (the perplexity without the scheme), `damage`, `kl` (nats) and `top1_agreement`,
+    model: `perplexity`, `unquantized` (the perplexity without the variant), `damage`, `kl` (nats) and `top1_agreement`,
     each with its `…_error` and `…_deviation`.
 
     costs: each `damage` as a value whose differences pair, by its column, the field and the place.
     """
 
-    scheme: str
+    variant: str
     errors: pd.DataFrame
     roles: pd.DataFrame
     layers: pd.DataFrame
@@ -57,28 +58,18 @@ class Damages:
 
 
 def damages_of(rows: list[dict]) -> dict[str, Damages]:
-    """Return the damage by scheme, in the order of the rows of one model; caches and other models count as schemes."""
-    called = [_called(row) for row in rows]
-    others = distinct_names((Against.read(name).called, None) for name in called if is_against(name))
+    """Return the damage by variant, in the order of the rows of one model; other models have short names."""
+    by_variant = grouped(rows, itemgetter("variant"))
+    others = distinct_names((Against.read(name).called, None) for name in by_variant if is_against(name))
     short = {Against(other).name: f"{AGAINST}({name})" for (other, _), name in others.items()}
-    rows = [row | {"scheme": short.get(name, name)} for row, name in zip(rows, called, strict=True)]
-    schemes = dict.fromkeys(row["scheme"] for row in rows if row["scheme"] != BASELINE)
     inputs = [row for row in rows if row["metric"] == "damage.largest_input"]
-    exact = (row for row in rows if row["scheme"] == BASELINE and row["metric"] == "perplexity")
+    exact = (row for row in by_variant.pop(BASELINE, []) if row["metric"] == "perplexity")
     baseline = next((value_of(row) for row in exact), None)
-    return {
-        scheme: _damages(scheme, [row for row in rows if row["scheme"] == scheme], inputs, baseline)
-        for scheme in schemes
-    }
+    named = {short.get(name, name): of_variant for name, of_variant in by_variant.items()}
+    return {name: _damages(name, of_variant, inputs, baseline) for name, of_variant in named.items()}
 
 
-def _called(row: dict) -> str:
-    """Return the scheme of a row, or its variant if it has no scheme, such as a cache."""
-    scheme = row.get("scheme", BASELINE)
-    return row.get("variant", scheme) if scheme == BASELINE else scheme
-
-
-def _damages(scheme: str, rows: list[dict], inputs: list[dict], baseline: Value | None) -> Damages:
+def _damages(variant: str, rows: list[dict], inputs: list[dict], baseline: Value | None) -> Damages:
     model, costs = {} if baseline is None else {"unquantized": baseline.mean}, {}
     for row in rows:
         if row["metric"] in OF_MODEL:
@@ -87,7 +78,7 @@ def _damages(scheme: str, rows: list[dict], inputs: list[dict], baseline: Value 
             costs["damage", None, None] = value_of(row).increase_over(baseline)
             model |= _with_bars("damage", costs["damage", None, None])
     places = [_exchange_table(rows, field, baseline, costs) for field in ("role", "layer", "stack", "head", "expert")]
-    return Damages(scheme, _error_table(rows, inputs), *places, model, costs)
+    return Damages(variant, _error_table(rows, inputs), *places, model, costs)
 
 
 def _with_bars(name: str, value: Value) -> dict[str, float]:

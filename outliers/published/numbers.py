@@ -53,8 +53,8 @@ REMEDIES["increase"] = 100 * (REMEDIES["perplexity"] / REMEDIES["unquantized"] -
 
 
 def published_rows() -> list[dict]:
-    """Return Table 1 as rows with `model`, `scheme` and `value`."""
-    return [{"model": model, "scheme": scheme, "value": value} for (model, scheme), value in TABLE1.items()]
+    """Return Table 1 as rows with `model`, `variant` and `value`."""
+    return [{"model": model, "variant": scheme, "value": value} for (model, scheme), value in TABLE1.items()]
 
 
 def published_models() -> pd.DataFrame:

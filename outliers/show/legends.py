@@ -1,6 +1,7 @@
-"""Legends, and the colours, markers and lines of schemes in every figure."""
+"""Legends, and the colours, markers and lines of variants in every figure."""
 
 import itertools
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from matplotlib.artist import Artist
@@ -11,6 +12,7 @@ from outliers.quantization.schemes import SCHEMES
 from outliers.show.style import COLORS, GREY, brief, color_of
 
 SCATTER = "± 1 standard deviation"
+THRESHOLD = re.compile(r"\+alpha=[^+]+")  # in the name of a variant
 HOLLOW = "hollow: outlier features\n(α = {}) in 16 bits"
 MOST_ENTRIES, EXPLAINED = 18, 3  # entries in a column of a legend; the entries reserved for explanations
 # Place of a legend on the caller's axes, by its place on a figure of ours; beside the axes it hides no data.
@@ -26,10 +28,10 @@ def legend(ax: Axes | None, axes: Axes, handles: Sequence[Artist], place: str, c
         axes.legend(handles=handles, **{"ncols": columns} | ANCHORS[place], **style)
 
 
-def scheme_legend(
+def variant_legend(
     ax: Axes | None, axes: Axes, entries: Mapping[str, Artist], explanations: Sequence[Artist] = ()
 ) -> None:
-    """Draw a legend of schemes (label to artist), followed by explanations such as those of `explained`."""
+    """Draw a legend of variants (label to artist), followed by explanations such as those of `explained`."""
     labels = [*brief(entries), *(handle.get_label() for handle in explanations)]
     handles = [*entries.values(), *explanations]
     legend(ax, axes, handles, "right upper", legend_columns(entries), labels=labels)
@@ -40,8 +42,8 @@ def labelled(panels: Iterable[Axes]) -> dict[str, Artist]:
     return {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
 
 
-def legend_columns(schemes: Collection[str]) -> int:
-    return -(-(len(schemes) + EXPLAINED) // MOST_ENTRIES)
+def legend_columns(variants: Collection[str]) -> int:
+    return -(-(len(variants) + EXPLAINED) // MOST_ENTRIES)
 
 
 def entry(label: str, **style) -> Line2D:
@@ -78,21 +80,28 @@ _PAIRS = list(itertools.islice(zip(itertools.cycle(list(COLORS)[6:0:-1]), iterto
 OTHERS = [(color, marker, line) for line in ("-.", ":") for color, marker in _PAIRS]
 
 
-def in_order(schemes: Iterable[str]) -> list[str]:
-    """Return each scheme once: those of `SCHEMES` in its order, then others in the given order."""
-    names = dict.fromkeys(schemes)
-    return [name for name in SCHEMES if name in names] + [name for name in names if name not in SCHEMES]
+def without_thresholds(variants: Iterable[str]) -> dict[str, str]:
+    """Return variants with their names without a threshold α of outliers; two that then have one name keep theirs."""
+    names = {variant: THRESHOLD.sub("", variant) for variant in variants}
+    return {variant: variant if name in names else name for variant, name in names.items()}
 
 
-def scheme_styles(rows: list[dict]) -> dict[str, dict]:
-    """Return matplotlib styles of the schemes of some rows, in the order of tables; schemes with decomposition have
+def in_order(variants: Iterable[str]) -> list[str]:
+    """Return each variant once: schemes of `SCHEMES` in its order, then others in the given order."""
+    names, order = without_thresholds(variants), list(SCHEMES)
+    return sorted(names, key=lambda variant: order.index(names[variant]) if names[variant] in order else len(order))
+
+
+def variant_styles(rows: list[dict]) -> dict[str, dict]:
+    """Return matplotlib styles of the variants of some rows, in the order of tables; schemes with decomposition have
     hollow markers."""
-    decomposed = {row["scheme"] for row in rows if row.get("alpha") is not None}
+    names = without_thresholds(row["variant"] for row in rows)
+    decomposed = {row["variant"] for row in rows if row.get("alpha") is not None}
     others = itertools.cycle(OTHERS)
     styles = {}
-    for scheme in in_order(row["scheme"] for row in rows):
-        color, marker, line = STYLES.get(scheme) or next(others)
-        fill = "none" if scheme in decomposed else "full"
+    for variant in in_order(names):
+        color, marker, line = STYLES.get(names[variant]) or next(others)
+        fill = "none" if variant in decomposed else "full"
         style = {"color": color_of(color), "marker": marker, "linestyle": line, "fillstyle": fill}
-        styles[scheme] = style | {"label": scheme}
+        styles[variant] = style | {"label": variant}
     return styles

@@ -83,8 +83,8 @@ class Unreadable(Variant):
 
 
 def variant_of(row: Mapping) -> Variant:
-    """Return the variant of a row, or the scheme of a published row."""
-    return _named(row.get("variant", row["scheme"]))
+    """Return the variant of a row."""
+    return _named(row["variant"])
 
 
 @cache

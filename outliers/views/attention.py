@@ -13,7 +13,7 @@ from outliers.quantization.remedies import Remedy
 from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import cost_axis, name_places, plot_costs
 from outliers.show.claims import NEXT, Claim, say
-from outliers.show.legends import SCATTER, explained, in_order, labelled, scheme_legend, scheme_styles
+from outliers.show.legends import SCATTER, explained, in_order, labelled, variant_legend, variant_styles
 from outliers.show.section import Context, Drawing, Finding, Section, printed
 from outliers.show.style import GREY, Panels, chosen, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell, scatter_note
@@ -61,7 +61,7 @@ def points(rows: list[dict]) -> list[Point]:
 def _apart(row: dict) -> tuple[str, Remedy | None]:
     """Split a row's variant into the variant without its attention, and the remedy that quantizes its attention."""
     remedy = next((scheme.scheme.attention for scheme in variant_of(row).schemes), None)
-    terms = PLUS.split(row.get("variant", row["scheme"]))
+    terms = PLUS.split(row["variant"])
     others = [term for term in terms if term != BASELINE and not (remedy and term.startswith(remedy.name))]
     return "+".join(others) or BASELINE, remedy
 
@@ -100,7 +100,7 @@ def attention_costs(rows: Rows, *, model: str | None = None, paper: bool = True,
     by_model = grouped(measured, attrgetter("model"))
     panels_shown = chosen("model", model, [*by_model, *([PAPER] if paper else [])], ax)
     columns = list(dict.fromkeys(point.attention for point in measured))
-    styles = scheme_styles([{"scheme": point.scheme, "alpha": point.alpha} for point in measured])
+    styles = variant_styles([{"variant": point.scheme, "alpha": point.alpha} for point in measured])
     panels = panels_of(ax, 1, len(panels_shown), (1.6 + 2.3 * len(panels_shown), 4.2), sharey=True)[0]
     for axes, panel in zip(panels, panels_shown, strict=True):
         if panel == PAPER:
@@ -117,7 +117,7 @@ def attention_costs(rows: Rows, *, model: str | None = None, paper: bool = True,
     entries = {scheme: handles[scheme] for scheme in styles if scheme in handles}
     bars = SCATTER if any(point.perplexity.deviation is not None for point in measured) else ""
     grey = "grey: the paper, Table 7" if has_paper else ""
-    scheme_legend(ax, panels[-1], entries, explained((point.alpha for point in measured), bars, grey))
+    variant_legend(ax, panels[-1], entries, explained((point.alpha for point in measured), bars, grey))
     return panels
 
 

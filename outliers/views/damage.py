@@ -26,7 +26,7 @@ from outliers.show.words import Names, decibels, percent
 from outliers.variants.peer import is_against
 from outliers.views.experts import expert_map
 
-ByScheme = Mapping[str, "Damages"]
+ByVariant = Mapping[str, "Damages"]
 
 ACROSS = {"db": "over all tokens", "by_token_db": "mean over tokens"}  # column of errors: its title
 FAINTEST = 0.01  # share of the errors that have the darkest colour
@@ -43,10 +43,10 @@ HIGHEST = 40  # inches, of a figure with many schemes
 
 @figure_function
 def damage_map(
-    damages: "Damages | ByScheme", *, scheme: str | None = None, error: str | None = None, ax: Axes | None = None
+    damages: "Damages | ByVariant", *, variant: str | None = None, error: str | None = None, ax: Axes | None = None
 ) -> Panels:
     """Draw a map of roles by layers: the largest output error ‖Y_q − Y‖² / ‖Y‖² of a role's projections in dB, one row
-    of panels per scheme.
+    of panels per variant.
 
     All maps share one scale: the smallest hundredth of the errors has the darkest colour, and errors far beyond all
     others have the lightest. Grey marks places where nothing is quantized, or where the error is 0.
@@ -55,22 +55,22 @@ def damage_map(
         >>> panels = outliers.plot.damage_map(outliers.damage(model, blocks, "absmax", by=["error"]))
 
     Args:
-        damages: as `outliers.damage` returns it, or several by their scheme.
-        scheme: the one to draw; by default all that quantize projections, because only those have output errors.
+        damages: as `outliers.damage` returns it, or several by their variant.
+        variant: the one to draw; by default all that quantize projections, because only those have output errors.
         error: the panels to draw, "db" (over all tokens) or "by_token_db" (mean over tokens, which a token with massive
-            values does not hide); by default both. One scheme and one error give a single panel.
+            values does not hide); by default both. One variant and one error give a single panel.
     """
-    damages = {scheme: damage for scheme, damage in _by_scheme(damages).items() if len(damage.errors)}
-    schemes, errors = chosen("scheme", scheme, damages, ax), chosen("error", error, ACROSS, ax)
-    maps = [[_merged(damages[scheme].errors, column) for column in errors] for scheme in schemes]
+    damages = {variant: damage for variant, damage in _by_variant(damages).items() if len(damage.errors)}
+    variants, errors = chosen("variant", variant, damages, ax), chosen("error", error, ACROSS, ax)
+    maps = [[_merged(damages[variant].errors, column) for column in errors] for variant in variants]
     norm, extend = _scale([table.to_numpy(dtype=float) for row in maps for table in row])
     scale = Scale(norm, colormaps[matplotlib.rcParams["image.cmap"]].with_extremes(bad="0.8"))
     size = 0.6 + 3.3 * len(errors), min(HIGHEST, 1.1 + 0.95 * len(maps))
     panels = panels_of(ax, len(maps), len(errors), size, sharex=True, sharey=True)
-    for row, scheme, tables in zip(panels, brief(schemes), maps, strict=True):
+    for row, variant, tables in zip(panels, brief(variants), maps, strict=True):
         for axes, error, table in zip(row, errors, tables, strict=True):
             image = map_on(axes, table.to_numpy(dtype=float), scale)
-            axes.set_title(f"{scheme}, {ACROSS[error]}", loc="left", fontsize="small")
+            axes.set_title(f"{variant}, {ACROSS[error]}", loc="left", fontsize="small")
             axes.set_xticks(*places_with_room(table.columns, 8))
             axes.set_yticks(range(len(table)), table.index)
     for axes in panels[-1]:
@@ -81,8 +81,8 @@ def damage_map(
     return panels
 
 
-def _by_scheme(damages: "Damages | ByScheme") -> ByScheme:
-    return damages if isinstance(damages, Mapping) else {damages.scheme: damages}
+def _by_variant(damages: "Damages | ByVariant") -> ByVariant:
+    return damages if isinstance(damages, Mapping) else {damages.variant: damages}
 
 
 def _scale(errors: list[np.ndarray]) -> tuple[Normalize, str]:
@@ -104,30 +104,32 @@ def _merged(errors: pd.DataFrame, column: str) -> pd.DataFrame:
 
 @figure_function
 def damage_bars(
-    damages: "Damages | ByScheme", *, scheme: str | None = None, place: str | None = None, ax: Axes | None = None
+    damages: "Damages | ByVariant", *, variant: str | None = None, place: str | None = None, ax: Axes | None = None
 ) -> Panels:
     """Draw the log-perplexity added by quantizing each role or layer alone, and that removed by keeping it alone exact.
 
-    One row of panels per scheme. Error bars are one standard deviation by rounding, if there are several draws.
+    One row of panels per variant. Error bars are one standard deviation by rounding, if there are several draws.
 
     Example:
         >>> panels = outliers.plot.damage_bars(outliers.damage(model, blocks, "absmax", by=["role", "layer"]))
 
     Args:
-        damages: as `outliers.damage` returns it, or several by their scheme.
-        scheme: the one to draw; by default all.
-        place: the panels to draw, "role", "layer" or "stack"; by default those that were measured. One scheme and one
+        damages: as `outliers.damage` returns it, or several by their variant.
+        variant: the one to draw; by default all.
+        place: the panels to draw, "role", "layer" or "stack"; by default those that were measured. One variant and one
             place give a single panel.
     """
-    damages = _by_scheme(damages)
-    schemes, places = chosen("scheme", scheme, damages, ax), chosen("place", place, _measured_places(damages), ax)
-    tables = {place: _aligned([getattr(damages[scheme], f"{place}s") for scheme in schemes], place) for place in places}
+    damages = _by_variant(damages)
+    variants, places = chosen("variant", variant, damages, ax), chosen("place", place, _measured_places(damages), ax)
+    tables = {
+        place: _aligned([getattr(damages[variant], f"{place}s") for variant in variants], place) for place in places
+    }
     widths = [WIDTHS[place] for place in places]
-    size = max(4.6, 2 * sum(widths)), min(HIGHEST, 0.6 + 1.7 * len(schemes))
-    panels = panels_of(ax, len(schemes), len(places), size, sharey="row", sharex="col", width_ratios=widths)
-    for row, scheme, name, *row_tables in zip(panels, schemes, brief(schemes), *tables.values(), strict=True):
+    size = max(4.6, 2 * sum(widths)), min(HIGHEST, 0.6 + 1.7 * len(variants))
+    panels = panels_of(ax, len(variants), len(places), size, sharey="row", sharex="col", width_ratios=widths)
+    for row, variant, name, *row_tables in zip(panels, variants, brief(variants), *tables.values(), strict=True):
         for axes, place, table in zip(row, places, row_tables, strict=True):
-            _bars(axes, damages[scheme], table, place)
+            _bars(axes, damages[variant], table, place)
         row[0].set_title(name, loc="left")
     for axes, place in zip(panels[-1], places, strict=True):
         axes.set_xlabel(place)
@@ -140,7 +142,7 @@ def damage_bars(
     return panels
 
 
-def _measured_places(damages: ByScheme) -> list[str]:
+def _measured_places(damages: ByVariant) -> list[str]:
     return [place for place in WIDTHS if any(len(getattr(damage, f"{place}s")) for damage in damages.values())]
 
 
@@ -170,7 +172,7 @@ def _bars(axes: Axes, damage: "Damages", table: pd.DataFrame, place: str) -> Non
 
 
 @figure_function
-def damage_heads(damages: "Damages | ByScheme", *, scheme: str | None = None, ax: Axes | None = None) -> Panels:
+def damage_heads(damages: "Damages | ByVariant", *, variant: str | None = None, ax: Axes | None = None) -> Panels:
     """Draw a map of heads by layers: the log-perplexity added by quantizing the keys and values of one head alone.
 
     One panel per cache, all on one scale.
@@ -180,10 +182,10 @@ def damage_heads(damages: "Damages | ByScheme", *, scheme: str | None = None, ax
 
     Args:
         damages: as `outliers.damage` returns it, or several by their names.
-        scheme: the cache to draw; by default all that were measured by head.
+        variant: the cache to draw; by default all that were measured by head.
     """
-    damages = {name: damage for name, damage in _by_scheme(damages).items() if len(damage.heads)}
-    caches = chosen("scheme", scheme, damages, ax)
+    damages = {name: damage for name, damage in _by_variant(damages).items() if len(damage.heads)}
+    caches = chosen("variant", variant, damages, ax)
     maps = [_of_heads(damages[name]) for name in caches]
     most = max(float(table.abs().to_numpy().max()) for table in maps)
     size = 5.2, min(HIGHEST, 0.8 + len(maps) * (0.5 + 0.28 * len(maps[0])))
@@ -206,10 +208,10 @@ def _of_heads(damage: "Damages") -> pd.DataFrame:
     return places.assign(cost=costs).pivot_table(index="head", columns="layer", values="cost")
 
 
-WORST = 10  # projections listed for a scheme
-SCHEME = ("scheme", "{scheme}")
+WORST = 10  # projections listed for a variant
+VARIANT = ("variant", "{variant}")
 MODEL = (
-    SCHEME,
+    VARIANT,
     ("perplexity", scattered("perplexity", ".2f")),
     ("increase (%)", scattered("damage", "+.2f", 100)),
     ("KL (nats)", scattered("kl", ".4f")),
@@ -223,7 +225,7 @@ DAMAGE_PLACES = (
 )
 KL = ("KL (nats)", scattered("kl_only", ".5f"))
 WEIGHTS = (
-    SCHEME,
+    VARIANT,
     ("projection", "{projection}"),
     ("per token (dB)", lambda row: decibels(row["by_token_db"])),
     ("weights (dB)", lambda row: decibels(row["weight_db"])),
@@ -233,7 +235,7 @@ WEIGHTS = (
     ("changed at", "{changed_at}"),
 )
 ERRORS = (
-    SCHEME,
+    VARIANT,
     ("projection", "{projection}"),
     ("per token (dB)", lambda row: decibels(row["by_token_db"])),
     ("all tokens (dB)", lambda row: decibels(row["db"])),
@@ -257,7 +259,9 @@ def damage_section(rows: list[dict], names: Names) -> Section:
     names: a function from token id to name, see `outliers.text.tokens`.
     """
     damages = damages_of(rows)
-    errors = pd.concat([damage.errors.assign(scheme=scheme) for scheme, damage in damages.items()], ignore_index=True)
+    errors = pd.concat(
+        [damage.errors.assign(variant=variant) for variant, damage in damages.items()], ignore_index=True
+    )
     errors["token_text"] = [None if pd.isna(token) else names(int(token)) for token in errors["token"]]
     notes = _scatter_note(rows)
     tables = [*_models(damages), *_places("role", damages), *_places("layer", damages)]
@@ -272,11 +276,11 @@ def damage_section(rows: list[dict], names: Names) -> Section:
         drawings.append(Drawing.of("damage_places", caption, damage_bars(damages)))
     if any(len(damage.heads) for damage in damages.values()):
         drawings.append(Drawing.of("damage_heads", HEADS_CAPTION, damage_heads(damages)))
-    if experts := {scheme: _of_experts(damage) for scheme, damage in damages.items() if len(damage.experts)}:
+    if experts := {variant: _of_experts(damage) for variant, damage in damages.items() if len(damage.experts)}:
         drawings.append(Drawing.of("damage_experts", EXPERTS_CAPTION, expert_map(experts)))
     text = "\n\n".join(filter(None, [printed([], notes), printed(tables)]))
     title = f"Damage to {short_name(rows[0]['model'])}"
-    further = {"errors": errors[["scheme", *errors.columns.drop("scheme")]]} if len(errors) else {}
+    further = {"errors": errors[["variant", *errors.columns.drop("variant")]]} if len(errors) else {}
     findings = damage_findings(damages, names, scattered_by(rows))
     return Section(title, rows, text, tables, drawings, notes, further, findings, damage_explorer(damages))
 
@@ -299,8 +303,8 @@ def _scatter_note(rows: list[dict]) -> list[str]:
 # Tables
 
 
-def _models(damages: ByScheme) -> list[Table]:
-    models = [{"scheme": damage.scheme, **damage.model} for damage in damages.values() if "damage" in damage.model]
+def _models(damages: ByVariant) -> list[Table]:
+    models = [{"variant": damage.variant, **damage.model} for damage in damages.values() if "damage" in damage.model]
     if not models:
         return []
     caption = (
@@ -310,40 +314,44 @@ def _models(damages: ByScheme) -> list[Table]:
     return [Table.of("damage_model", caption, MODEL, pd.DataFrame(models))]
 
 
-def _places(field: str, damages: ByScheme) -> list[Table]:
-    """Make the table of perplexities by role, layer, stack or head under each scheme; the long ones (layers, heads) are
+def _places(field: str, damages: ByVariant) -> list[Table]:
+    """Make the table of perplexities by role, layer, stack or head under each variant; long ones (layers, heads) are
     folded, and of experts only the most costly are shown."""
-    tables = {scheme: getattr(damage, f"{field}s") for scheme, damage in damages.items()}
-    data = pd.concat([table.assign(scheme=scheme) for scheme, table in tables.items()], ignore_index=True)
+    tables = {variant: getattr(damage, f"{field}s") for variant, damage in damages.items()}
+    data = pd.concat([table.assign(variant=variant) for variant, table in tables.items()], ignore_index=True)
     if data.empty:
         return []
-    data = data[["scheme", *data.columns.drop("scheme")]]
+    data = data[["variant", *data.columns.drop("variant")]]
     caption = f"Perplexity with one {field} alone {_taken(damages)}" + (
         ", and with all others." if "perplexity_without" in data else "."
     )
-    columns = [SCHEME, (field, f"{{{field}}}"), *(DAMAGE_PLACES if "perplexity_without" in data else DAMAGE_PLACES[:2])]
+    columns = [
+        VARIANT,
+        (field, f"{{{field}}}"),
+        *(DAMAGE_PLACES if "perplexity_without" in data else DAMAGE_PLACES[:2]),
+    ]
     if "kl_only" in data:
         columns.insert(4, KL)
         caption += f" KL: mean divergence from the predictions of the unquantized model with this {field} alone."
     shown = data
     if field == "expert":  # of which there are too many to read
         data = data.sort_values("perplexity_only", ascending=False, kind="stable")
-        data = pd.concat([data[data["scheme"] == scheme] for scheme in damages])
-        shown = data.groupby("scheme", sort=False).head(WORST)
+        data = pd.concat([data[data["variant"] == variant] for variant in damages])
+        shown = data.groupby("variant", sort=False).head(WORST)
         caption += f" Of each scheme the {WORST} that cost most are shown."
     return [Table.of(f"damage_{field}s", caption, columns, data, shown, names=2, folded=field in ("layer", "head"))]
 
 
-def _taken(damages: ByScheme) -> str:
-    done = {"from the other model" if is_against(scheme) else "quantized" for scheme in damages}
+def _taken(damages: ByVariant) -> str:
+    done = {"from the other model" if is_against(variant) else "quantized" for variant in damages}
     return " or ".join(sorted(done, reverse=True))
 
 
 def _worst(errors: pd.DataFrame) -> list[Table]:
     if errors.empty:
         return []
-    worst = errors.sort_values("by_token", ascending=False, kind="stable").groupby("scheme", sort=False).head(WORST)
-    worst = pd.concat([worst[worst["scheme"] == scheme] for scheme in errors["scheme"].unique()])
+    worst = errors.sort_values("by_token", ascending=False, kind="stable").groupby("variant", sort=False).head(WORST)
+    worst = pd.concat([worst[worst["variant"] == variant] for variant in errors["variant"].unique()])
     caption = (
         f"The {WORST} projections of each scheme with the largest mean output error per token, on the inputs of the "
         "unquantized model; the error over all tokens, which tokens with massive values can hide; and the largest "
@@ -362,53 +370,53 @@ WEIGHTS_CAPTION = (
 )
 
 
-OF_ALL = "damage", None, None  # key of a scheme's cost in the whole model
-SHARE, MOST = 0.1, 3  # layers that alone cause this share of a scheme's damage are named, at most MOST of them
+OF_ALL = "damage", None, None  # key of a variant's cost in the whole model
+SHARE, MOST = 0.1, 3  # layers that alone cause this share of a variant's damage are named, at most MOST of them
 OF_MODEL = Claim(
     "damage_model",
-    "Under {scheme} the perplexity {moved} from {unquantized:.2f} to {perplexity:.2f} ({cost:percent}){ending}.",
+    "Under {variant} the perplexity {moved} from {unquantized:.2f} to {perplexity:.2f} ({cost:percent}){ending}.",
 )
 OF_ROLES = Claim(
     "damage_roles",
     by="alone",
     against=[0, NEXT],
-    yes="{which} of the cost of {scheme} is in {place} ({alone:percent} alone[[, {share:part} of the increase of "
+    yes="{which} of the cost of {variant} is in {place} ({alone:percent} alone[[, {share:part} of the increase of "
     "log-perplexity]])[[, whose inputs reach {largest:amount} (layer {layer}, feature {feature}, position {position}, "
     "token {called})]][[; with {place} exact, {left:percent} remains]].",
-    no="No role stands out under {scheme}.",
+    no="No role stands out under {variant}.",
 )
 OF_PLACES = Claim(
     "damage_{field}s",
-    yes="Under {scheme} the {field}{costs:|s} that cost{costs:s|} most alone {costs:is|are} {costs:listed}.",
-    no="No {field} stands out under {scheme}.",
+    yes="Under {variant} the {field}{costs:|s} that cost{costs:s|} most alone {costs:is|are} {costs:listed}.",
+    no="No {field} stands out under {variant}.",
 )
 OF_ERRORS = Claim(
     "damage_worst",
     by="by_token",
     against=[0],
-    no="No projection has an output error under {scheme}.",
-    yes="The projection with the largest mean error per token under {scheme} is {projection} ({by_token_db:decibels} "
+    no="No projection has an output error under {variant}.",
+    yes="The projection with the largest mean error per token under {variant} is {projection} ({by_token_db:decibels} "
     "dB); its largest input is {largest:amount}, in feature {feature}[[; its weights have an error of "
     "{weight_db:decibels} dB, and weight {changed_at} changes most, by {largest_change:.2g}]].",
 )
 
 
 def damage_findings(damages: Mapping[str, Damages], names: Names, scatter: str = "rounding") -> list[Finding]:
-    """State the findings of each scheme, the most costly first: its cost, and the role and value that cause it; of the
+    """State the findings of each variant, the most costly first: its cost, and the role and value that cause it; of the
     most costly also the layers and heads; and of each the projection with the largest error.
 
     With a single draw, roles and layers cannot be told apart, so errors of projections come first. scatter: name of
     what scatters the values.
     """
-    schemes = sorted(damages.values(), key=lambda damage: -damage.model.get("damage", 0))
-    measured = [damage for damage in schemes if "damage" in damage.model]
+    variants = sorted(damages.values(), key=lambda damage: -damage.model.get("damage", 0))
+    measured = [damage for damage in variants if "damage" in damage.model]
     costly = [damage for damage in measured if damage.costs[OF_ALL].is_apart(exact(0))]
     findings = []
     for damage in measured:
         findings += [*(_of_roles(damage, names) if damage in costly else []), *_of_model(damage, scatter)]
         for field in ("layer", "head", "expert") if damage in costly[:1] else ():
             findings += _of_places(damage, field)
-    errors = [finding for damage in schemes for finding in _of_errors(damage)]
+    errors = [finding for damage in variants for finding in _of_errors(damage)]
     single = any(damage.costs[OF_ALL].deviation is None for damage in measured)
     return (errors + findings if single else findings + errors)[:FINDINGS]
 
@@ -419,7 +427,7 @@ def _of_model(damage: Damages, scatter: str) -> list[Finding]:
     if cost.deviation is None:
         ending = " in a single draw; --draws 4 measures the scatter of rounding"
     moved = "falls" if cost.mean < 0 else "rises"
-    return say(OF_MODEL, [damage.model], scheme=damage.scheme, cost=cost, moved=moved, ending=ending)
+    return say(OF_MODEL, [damage.model], variant=damage.variant, cost=cost, moved=moved, ending=ending)
 
 
 def _alone(damage: Damages, field: str) -> list[dict]:
@@ -461,7 +469,7 @@ def _of_roles(damage: Damages, names: Names) -> list[Finding]:
         inputs = damage.errors[damage.errors["role"] == role["place"]].dropna(subset=["largest"])
         for value in inputs.sort_values("largest", ascending=False).head(1).to_dict("records"):
             role |= value | {"called": names(int(value["token"]))}
-    return say(OF_ROLES, roles, scheme=damage.scheme)
+    return say(OF_ROLES, roles, variant=damage.variant)
 
 
 def _of_places(damage: Damages, field: str) -> list[Finding]:
@@ -471,19 +479,19 @@ def _of_places(damage: Damages, field: str) -> list[Finding]:
     while broken and len(broken) < len(places) and not broken[-1]["alone"].is_above(places[len(broken)]["alone"]):
         broken.pop()
     costs = [f"{place['place']} ({percent(*place['alone'].shown)})" for place in broken]
-    return say(OF_PLACES, places[:1], bool(broken), scheme=damage.scheme, field=field, costs=costs)
+    return say(OF_PLACES, places[:1], bool(broken), variant=damage.variant, field=field, costs=costs)
 
 
 def _of_errors(damage: Damages) -> list[Finding]:
-    return say(OF_ERRORS, damage.errors.to_dict("records"), scheme=damage.scheme)
+    return say(OF_ERRORS, damage.errors.to_dict("records"), variant=damage.variant)
 
 
 def damage_explorer(damages: Mapping[str, "Damages"]) -> list[Explorer]:
-    """Make an explorer of output errors by layer and projection, with one map per scheme and average; none without
+    """Make an explorer of output errors by layer and projection, with one map per variant and average; none without
     errors."""
     maps = [
-        map_of(f"{scheme}, {words}", "projection", _table(damage.errors, column), column)
-        for scheme, damage in damages.items()
+        map_of(f"{variant}, {words}", "projection", _table(damage.errors, column), column)
+        for variant, damage in damages.items()
         if len(damage.errors)
         for column, words in reversed(ACROSS.items())
     ]
@@ -492,7 +500,7 @@ def damage_explorer(damages: Mapping[str, "Damages"]) -> list[Explorer]:
     norm, extend = _scale([one["values"] for one in maps])
     clipped = f", clipped at {decibels(norm.vmax)} dB" if extend == "both" else ""
     scales = {"linear": Scale(norm, colormaps[HEAT], clipped)}
-    words = {"row": "layer", "value": "error of outputs", "choice": "scheme", "unit": " dB"}
+    words = {"row": "layer", "value": "error of outputs", "choice": "variant", "unit": " dB"}
     return [of_tables("Explore the damage by schemes", maps, **words, scales=scales, instead="damage_errors")]
 
 

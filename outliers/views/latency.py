@@ -1,4 +1,4 @@
-"""Table 6 of the paper: milliseconds per generated token, one row per model and scheme."""
+"""Table 6 of the paper: milliseconds per generated token, one row per model and variant."""
 
 import pandas as pd
 
@@ -32,7 +32,7 @@ def latency_section(rows: list[dict], _context: Context | None = None) -> Sectio
 
 
 def latencies(rows: list[dict]) -> pd.DataFrame:
-    """Return one row per model and scheme (index), in the order of the rows, with columns (value, batch).
+    """Return one row per model and variant (index), in the order of the rows, with columns (value, batch).
 
     decode and its quartiles: milliseconds per token of a decode step, divided by its batch, as the paper prints.
     prefill: milliseconds of the pass over the prompts. end_to_end: milliseconds per token, including the prefill.
@@ -47,10 +47,10 @@ def latencies(rows: list[dict]) -> pd.DataFrame:
         for end in ("q1", "q3")
         if end in frame
     ]
-    place, columns = ["model", "scheme"], ["name", "batch"]
+    place, columns = ["model", "variant"], ["name", "batch"]
     table = pd.concat([frame, *ends]).pivot_table(index=place, columns=columns, values="value")
     table = table.reindex(pd.MultiIndex.from_frame(frame[place].drop_duplicates()))
-    unquantized = table[table.index.get_level_values("scheme") == BASELINE].droplevel("scheme")
+    unquantized = table[table.index.get_level_values("variant") == BASELINE].droplevel("variant")
     faster = unquantized.reindex(table.index.get_level_values("model")).set_axis(table.index) / table
     table = table.join(faster[[name for name in FASTER if name in faster]].rename(columns=FASTER, level="name"))
     timed = {row["metric"] == "latency.encode" for row in rows}
@@ -77,8 +77,8 @@ def latency_table(rows: list[dict]) -> Table:
     )
     data = table.set_axis([f"{value}_batch_{batch}" for value, batch in table.columns], axis="columns").reset_index()
     cells = [
-        [model, run["dtype"] if scheme == BASELINE else scheme, *_cells(row)]
-        for (model, scheme), row in table.iterrows()
+        [model, run["dtype"] if variant == BASELINE else variant, *_cells(row)]
+        for (model, variant), row in table.iterrows()
     ]
     batches = table.columns.unique("batch")
     headers = [f"{SHOWN[value][0]} {batch}" for value in SHOWN if value in timed for batch in batches]
@@ -96,27 +96,27 @@ def _cells(row: pd.Series) -> list[str]:
 
 
 def latency_findings(table: pd.DataFrame) -> list[Finding]:
-    """State the time of a decode step under each scheme for the slowest model, at the smallest batch that was timed.
+    """State the time of a decode step under each variant for the slowest model, at the smallest batch that was timed.
 
     table: the result of `latencies`. Times whose quartiles overlap are not called different.
     """
     if "decode" not in table.columns.unique("value"):
         return []
     batch = table.columns.unique("batch")[0]
-    exact = table[(table.index.get_level_values("scheme") == BASELINE) & table["decode", batch].notna()].droplevel(1)
+    exact = table[(table.index.get_level_values("variant") == BASELINE) & table["decode", batch].notna()].droplevel(1)
     if exact.empty:
         return []
     model = exact["decode", batch].idxmax()
     rows = table.loc[model].drop(BASELINE)
     times = [
-        _times(scheme, exact.loc[model][:, batch], row[:, batch])
-        for scheme, row in rows[rows["decode", batch].notna()].iterrows()
+        _times(variant, exact.loc[model][:, batch], row[:, batch])
+        for variant, row in rows[rows["decode", batch].notna()].iterrows()
     ]
     return [Finding(f"At batch {batch} a decode step of {model} takes {time}.", "table6") for time in times]
 
 
-def _times(scheme: str, before: pd.Series, after: pd.Series) -> str:
-    time = f"{amount(after['decode'])} ms per token under {scheme}"
+def _times(variant: str, before: pd.Series, after: pd.Series) -> str:
+    time = f"{amount(after['decode'])} ms per token under {variant}"
     if before["decode_q1"] > after["decode_q3"] or before["decode_q3"] < after["decode_q1"]:
         return f"{time}, {1 / after['times_faster']:.2f} times as long as without quantization"
     return f"{time} and {amount(before['decode'])} ms without quantization; their quartiles overlap"

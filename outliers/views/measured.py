@@ -29,13 +29,13 @@ def measured_section(rows: list[dict], context: Context) -> Section:
 
     The view of a single metric shows its values, whose table is folded then.
 
-    context: of an `outliers.Cells`. Each view takes the rows of its metric, with the variant in the field `scheme` too.
+    context: of an `outliers.Cells`. Each view takes the rows of its metric.
     """
     by_metric: dict[str, list[dict]] = defaultdict(list)
     measured = rows_of(context.experiment, index(context.folder))
     names = [row.request["metric"]["name"] for row in measured for _ in row.values or [None]]
     for name, record in zip(names, records(measured), strict=True):
-        by_metric[name].append(record | {"scheme": record["variant"]})
+        by_metric[name].append(record)
     views = {metric.name: view_of(type(metric)) for metric in context.experiment.parametrized_metrics}
     sections = [part_of(views[name], found, context)[0] for name, found in by_metric.items() if views[name]]
     table = values_table(rows, parts=["stack"])

@@ -15,7 +15,16 @@ from outliers.published.numbers import FAIRSEQ, published_rows
 from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import cost_axis, log_axis, name_places, parameters_axis, plot_costs
 from outliers.show.claims import NEXT, Claim, say, say_each
-from outliers.show.legends import SCATTER, explained, in_order, labelled, legend_columns, scheme_legend, scheme_styles
+from outliers.show.legends import (
+    SCATTER,
+    explained,
+    in_order,
+    labelled,
+    legend_columns,
+    variant_legend,
+    variant_styles,
+    without_thresholds,
+)
 from outliers.show.section import FINDINGS, Context, Drawing, Failures, Finding, Section, failures, printed, together
 from outliers.show.style import GREY, figure_function, panels_of
 from outliers.show.tables import FAILED, MISSING, Table, cell, measured_cell, scatter_note
@@ -29,7 +38,7 @@ def costs(rows: list[dict]) -> list[dict]:
 
     Rows of models whose unquantized perplexity was not measured are left out.
     """
-    baseline = {row["model"]: value_of(row) for row in rows if row["scheme"] == BASELINE and variant_of(row).is_exact}
+    baseline = {row["model"]: value_of(row) for row in rows if variant_of(row).is_exact}
     measured = [row for row in rows if row["model"] in baseline]
     return [row | {"cost": value_of(row).increase_over(baseline[row["model"]])} for row in measured]
 
@@ -43,9 +52,9 @@ def unrounded(point: NamedTuple) -> dict:
     return {**fields, "perplexity": perplexity.mean, **scatter, "ratio": 1 + cost.mean}
 
 
-def costs_of_schemes(rows: list[dict]) -> list[dict]:
+def costs_of_variants(rows: list[dict]) -> list[dict]:
     """Return the rows of `costs` without the unquantized baseline."""
-    return [row for row in costs(rows) if row["scheme"] != BASELINE]
+    return [row for row in costs(rows) if row["variant"] != BASELINE]
 
 
 def names_of(models: Iterable[str]) -> list[str]:
@@ -69,9 +78,9 @@ def sweep_costs(rows: Rows, *, paper: bool = True, ax: Axes | None = None) -> Ax
         paper: whether to draw the models of the paper, in grey.
     """
     rows = records(rows)
-    measured = costs_of_schemes(rows)
+    measured = costs_of_variants(rows)
     rows_shown = measured or rows
-    styles = scheme_styles(rows_shown)
+    styles = variant_styles(rows_shown)
     models = len({row["model"] for row in measured}) + (len(FAIRSEQ) if paper else 0)
     size = (0.6 + 0.46 * models + 2.6 * legend_columns(styles), 4.4) if measured else (6.4, 3.4)
     axes = panels_of(ax, 1, 1, size).item()
@@ -83,14 +92,14 @@ def sweep_costs(rows: Rows, *, paper: bool = True, ax: Axes | None = None) -> Ax
     bars = SCATTER if any("standard_deviation" in row for row in rows_shown) else ""
     grey = "grey: the paper, Table 1" if measured and paper else ""
     explanations = explained((row.get("alpha") for row in rows_shown), bars, grey)
-    scheme_legend(ax, axes, {scheme: drawn[scheme] for scheme in styles}, explanations)
+    variant_legend(ax, axes, {variant: drawn[variant] for variant in styles}, explanations)
     return axes
 
 
 def _plot_against_size(axes: Axes, rows: list[dict], styles: dict[str, dict]) -> None:
     order = list(styles)
-    for place, architecture in sorted({(order.index(row["scheme"]), row["architecture"]) for row in rows}):
-        group = [row for row in rows if (row["scheme"], row["architecture"]) == (order[place], architecture)]
+    for place, architecture in sorted({(order.index(row["variant"]), row["architecture"]) for row in rows}):
+        group = [row for row in rows if (row["variant"], row["architecture"]) == (order[place], architecture)]
         points = sorted((row["parameters"], row["value"], value_of(row).bar or 0) for row in group)
         axes.errorbar(*zip(*points, strict=True), **styles[order[place]])
     parameters_axis(axes)
@@ -99,14 +108,14 @@ def _plot_against_size(axes: Axes, rows: list[dict], styles: dict[str, dict]) ->
 
 
 def _plot_costs(axes: Axes, rows: list[dict], styles: dict[str, dict], paper: bool) -> None:
-    published, theirs = (costs_of_schemes(published_rows()), FAIRSEQ) if paper else ([], [])
+    published, theirs = (costs_of_variants(published_rows()), FAIRSEQ) if paper else ([], [])
     ours = [model for _, model in sorted({(row["parameters"], row["model"]) for row in rows})]
     for models, first, points, grey in (
         (ours, 0, rows, {}),
         (theirs, len(ours), published, {"color": GREY, "label": None}),
     ):
-        placed = ((row["scheme"], first + models.index(row["model"]), row["cost"]) for row in points)
-        look = {scheme: style | {"linestyle": "none"} | grey for scheme, style in styles.items()}
+        placed = ((row["variant"], first + models.index(row["model"]), row["cost"]) for row in points)
+        look = {variant: style | {"linestyle": "none"} | grey for variant, style in styles.items()}
         plot_costs(axes, placed, look, 0.7)
     name_places(axes, [*names_of(ours), *(name.replace("fairseq-dense-", "paper, ") for name in theirs)])
     for boundary in range(1, len(ours) + len(theirs)):
@@ -140,14 +149,14 @@ def perplexity_section(rows: list[dict], _context: Context | None = None) -> Sec
 def _classes(rows: list[dict]) -> Section:
     frame = pd.DataFrame([row | {"cell": measured_cell(OF_PICTURES[row["metric"]][1], row)} for row in rows])
     columns = [metric for metric in OF_PICTURES if (frame["metric"] == metric).any()]
-    cells = frame.pivot(index=["model", "scheme"], columns="metric", values="cell").fillna(MISSING)
-    places = list(dict.fromkeys(zip(frame["model"], frame["scheme"], strict=True)))
+    cells = frame.pivot(index=["model", "variant"], columns="metric", values="cell").fillna(MISSING)
+    places = list(dict.fromkeys(zip(frame["model"], frame["variant"], strict=True)))
     lines = [[*place, *cells.loc[place, columns]] for place in places]
     caption = (
         "Classification of pictures: top-1 accuracy and mean cross-entropy; without known classes, top-1 agreement "
         "with the unquantized model and mean KL divergence from it."
     )
-    headers = ["model", "scheme", *(OF_PICTURES[metric][0] for metric in columns)]
+    headers = ["model", "variant", *(OF_PICTURES[metric][0] for metric in columns)]
     table = Table("classes", caption, headers, lines, frame.drop(columns="cell"), names=2)
     return Section("Classification of pictures by scheme", rows, table.printed, [table])
 
@@ -157,7 +166,7 @@ def _perplexities(rows: list[dict]) -> Section:
     whole = len(drawn) == len(rows)
     across = " Bits per byte compare across models on one text." if bits else ""
     note = f"Perplexities compare within a column.{across} {scatter_note(rows)}"
-    costly = costs_of_schemes(drawn)
+    costly = costs_of_variants(drawn)
     spared = _spared(costly) if whole else {}
     tables = [_apart(table, spared) for table in (perplexity_table(rows), *bits, *cost_table(rows))]
     caption = (
@@ -203,7 +212,7 @@ def _apart(table: Table, models: Iterable[str]) -> Table:
 
 def _spared_table(spared: Mapping[str, Value], rows: list[dict]) -> Table:
     """Make a table with a line for each model that no scheme costs more than one per cent."""
-    unquantized = {row["model"]: row["value"] for row in rows if row["scheme"] == BASELINE}
+    unquantized = {row["model"]: row["value"] for row in rows if row["variant"] == BASELINE}
     cells = [
         [model, f"{unquantized[model]:.2f}", cell("+.2f", *cost.shown, unit=100)] for model, cost in spared.items()
     ]
@@ -212,13 +221,13 @@ def _spared_table(spared: Mapping[str, Value], rows: list[dict]) -> Table:
 
 
 def table1(rows: list[dict], column: str = "value") -> pd.DataFrame:
-    """Return perplexity, or another column of the rows, by scheme (index, those of `SCHEMES` first in its order) and
-    model (columns, in the order of the rows); NaN for a perplexity that is no number."""
+    """Return perplexity, or another column of the rows, by variant (index, schemes of `SCHEMES` first in its order)
+    and model (columns, in the order of the rows); NaN for a perplexity that is no number."""
     beyond = {"value": math.nan}
     kept = [row for row in rows if row["metric"] in PERPLEXITIES]
     frame = pd.DataFrame([row | beyond if column in beyond and is_beyond(row) else row for row in kept])
-    table = frame.pivot(index="scheme", columns="model", values=column)
-    return table.loc[in_order(frame["scheme"]), frame["model"].unique()]
+    table = frame.pivot(index="variant", columns="model", values=column)
+    return table.loc[in_order(frame["variant"]), frame["model"].unique()]
 
 
 def perplexity_table(rows: list[dict]) -> Table:
@@ -244,17 +253,17 @@ def bits_table(rows: list[dict]) -> list[Table]:
 
 def cost_table(rows: list[dict]) -> list[Table]:
     """Make a table of the increase of perplexity under each scheme, in per cent; none without the unquantized model."""
-    measured = costs_of_schemes(records(rows))
+    measured = costs_of_variants(records(rows))
     if not measured:
         return []
     dtype = rows[0]["dtype"]
     baseline = BASELINE if dtype == "float32" else f"{dtype} without quantization"
     caption = f"Increase of perplexity over {baseline} under each scheme, in per cent."
-    of_cells = {(row["model"], row["scheme"]): row for row in measured}
+    of_cells = {(row["model"], row["variant"]): row for row in measured}
     models = {row["model"] for row in measured}
     cells = []
-    for row in [row for row in rows if row["model"] in models and row["scheme"] != BASELINE]:
-        known = of_cells.get((row["model"], row["scheme"]))
+    for row in [row for row in rows if row["model"] in models and row["variant"] != BASELINE]:
+        known = of_cells.get((row["model"], row["variant"]))
         cost = cell("+.2f", *known["cost"].shown, unit=100) if known else measured_cell("", row).partition(" (")[0]
         cells.append(row | {"value": 100 * known["cost"].mean if known else math.nan, "cell": cost})
     return [_with_labels("table1_increase", caption, "Increase (%)", cells)]
@@ -263,7 +272,7 @@ def cost_table(rows: list[dict]) -> list[Table]:
 def _with_labels(name: str, caption: str, heading: str, rows: list[dict]) -> Table:
     table, cells = table1(rows), table1(rows, "cell").fillna(MISSING)
     called = {} if rows[0]["dtype"] == "float32" else {BASELINE: f"{rows[0]['dtype']}, not quantized"}
-    lines = [[called.get(scheme, scheme), *cells.loc[scheme]] for scheme in table.index]
+    lines = [[called.get(variant, variant), *cells.loc[variant]] for variant in table.index]
     return Table(name, caption, [heading, *names_of(table.columns)], lines, table.reset_index())
 
 
@@ -275,27 +284,27 @@ DECOMPOSED = {
     "absmax-row": "absmax-row-decomp",
 }
 MOST = Claim(
-    TABLE, "{scheme} raises the perplexity of {name} by {cost:rise}[[; llm.int8 changes it by {preserved:percent}]]."
+    TABLE, "{variant} raises the perplexity of {name} by {cost:rise}[[; llm.int8 changes it by {preserved:percent}]]."
 )
 NO_COST = Claim(TABLE, "No scheme raises the perplexity of {models} beyond the scatter of {scatter}.")
 SAVED = Claim(
     TABLE,
     by="cost",
     against=["split_cost"],
-    yes="Keeping outlier features in 16 bits reduces the increase for {name} from {cost:percent} ({scheme}) to "
+    yes="Keeping outlier features in 16 bits reduces the increase for {name} from {cost:percent} ({variant}) to "
     "{split_cost:percent} ({split}).",
-    no="Keeping outlier features in 16 bits has no measurable benefit for {name}: {cost:percent} ({scheme}) and "
+    no="Keeping outlier features in 16 bits has no measurable benefit for {name}: {cost:percent} ({variant}) and "
     "{split_cost:percent} ({split}).",
 )
 FREE = Claim(TABLE, "{free:listed} {free:has|have} no measurable cost for {name}.")
 LEAST = Claim(
-    TABLE, "The smallest increase for {name} is that of {scheme}: {cost:percent}.", by="cost", pick=min, against=[NEXT]
+    TABLE, "The smallest increase for {name} is that of {variant}: {cost:percent}.", by="cost", pick=min, against=[NEXT]
 )
 MODELS = Claim(TABLE, "The perplexity of {models} rises by more than 1 % under at least one scheme.")
 NO_MODEL = Claim(TABLE, "No scheme raises the perplexity of any model by measurably more than 1 %.")
 BEYOND = Claim(
     "table1",
-    "The perplexity of {name} under {scheme} is larger than any number: the loss is {value:,.0f} nats a token.",
+    "The perplexity of {name} under {variant} is larger than any number: the loss is {value:,.0f} nats a token.",
 )
 
 
@@ -312,14 +321,15 @@ def sweep_findings(rows: Sequence[dict], names: dict[str, str], whole: bool = Tr
     if not _costs(rows[0]):
         models = f"any of {count(len(names))} models" if len(names) > 1 else rows[0]["name"]
         return say(NO_COST, [{"models": models, "scatter": scattered_by(rows)}]) if whole else []
-    schemes = {row["scheme"]: row for row in rows if row["model"] == rows[0]["model"]}
+    of_model = {row["variant"]: row for row in rows if row["model"] == rows[0]["model"]}
+    schemes = {name: of_model[variant] for variant, name in without_thresholds(of_model).items()}
     pairs = [
         schemes[scheme] | {"split": split, "split_cost": schemes[split]["cost"]}
         for scheme, split in DECOMPOSED.items()
         if {scheme, split} <= schemes.keys()
     ]
-    free = [scheme for scheme, row in schemes.items() if not _costs(row)]
-    several = list(schemes.values()) if len(schemes) > 1 else []
+    free = [variant for variant, row in of_model.items() if not _costs(row)]
+    several = list(of_model.values()) if len(of_model) > 1 else []
     least = say(FREE, rows, free=free) if free else say(LEAST, several)
     preserved = schemes["llm.int8"]["cost"] if "llm.int8" in list(schemes)[1:] else None
     first = [*say(MOST, rows, preserved=preserved), *say(SAVED, pairs[:1])]

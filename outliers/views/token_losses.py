@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from outliers.models.names import short_name
-from outliers.show.legends import legend, scheme_styles
+from outliers.show.legends import legend, variant_styles
 from outliers.show.section import Context, Drawing, Finding, Section, printed, together
 from outliers.show.style import figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell, scattered
@@ -26,8 +26,8 @@ def loss_by_position(rows: Rows, *, ax: Axes | None = None) -> Axes:
     """
     rows = [row for row in records(rows) if row["metric"] == "token_losses.position"]
     axes = panels_of(ax, 1, 1, (5.6, 2.8)).item()
-    for scheme, style in scheme_styles(rows).items():
-        line = [row for row in rows if row["scheme"] == scheme]
+    for variant, style in variant_styles(rows).items():
+        line = [row for row in rows if row["variant"] == variant]
         middles = [(row["first"] + row["last"]) / 2 for row in line]
         axes.plot(middles, [row["value"] / row["tokens"] for row in line], **style)
     axes.axhline(0, color="black", linewidth=0.6, zorder=0)
@@ -81,13 +81,13 @@ WORDS = ("type", "positions", "token", "context")
 
 
 def token_losses_section(rows: list[dict], _context: Context | None = None) -> Section:
-    """Show the increase of the loss of each model under each variant; the rows' field `scheme` is the variant."""
+    """Show the increase of the loss of each model under each variant."""
     sections = [_of_model(model, group) for model, group in grouped(rows, itemgetter("model")).items()]
     return together(TITLE, sections)._replace(rows=rows)
 
 
 def _of_model(model: str, rows: list[dict]) -> Section:
-    name, by_variant = short_name(model), grouped(rows, itemgetter("scheme"))
+    name, by_variant = short_name(model), grouped(rows, itemgetter("variant"))
     ending = name.replace("/", "-")
     totals = {variant: _summary(variant, group) for variant, group in by_variant.items()}
     caption = f"{name}: {SUMMARY.format(scattered_by(rows))}"

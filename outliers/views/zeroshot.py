@@ -11,7 +11,7 @@ from outliers.models.names import names_by_row
 from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import label_right, parameters_axis
 from outliers.show.claims import Claim, say, say_each
-from outliers.show.legends import explained, scheme_legend, scheme_styles
+from outliers.show.legends import explained, variant_legend, variant_styles
 from outliers.show.section import Context, Drawing, Finding, Section
 from outliers.show.style import GREY, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell
@@ -31,22 +31,22 @@ PREFIX = "zeroshot."
 DODGE = 1.035  # factor along x between schemes of one model, which keeps their error bars apart
 
 
-def label_of_weights(scheme: str, dtype: str) -> str:
-    return f"{dtype}, not quantized" if scheme == BASELINE else scheme
+def label_of_weights(variant: str, dtype: str) -> str:
+    return f"{dtype}, not quantized" if variant == BASELINE else variant
 
 
 def mean_accuracy(rows: list[dict]) -> list[dict]:
-    """Return the mean accuracy over tasks of each model and scheme that was measured on all of them.
+    """Return the mean accuracy over tasks of each model and variant that was measured on all of them.
 
     standard_error: of the mean over tasks, which have independent examples; None if a task has none. paired_error:
     standard error of the difference from the unquantized model on the same examples. by_task: the value of each task.
     """
     accuracies = [row for row in named(rows) if row["metric"] == "acc"]
     tasks, means = {row["task"] for row in accuracies}, []
-    for ours in grouped(accuracies, itemgetter("model", "scheme")).values():
+    for ours in grouped(accuracies, itemgetter("model", "variant")).values():
         errors = [row["standard_error"] for row in ours]
         if {row["task"] for row in ours} == tasks:
-            about = {name: ours[0].get(name) for name in ("model", "scheme", "parameters", "architecture", "alpha")}
+            about = {name: ours[0].get(name) for name in ("model", "variant", "parameters", "architecture", "alpha")}
             error = None if None in errors else math.hypot(*errors) / len(errors)
             paired = [row["paired_error"] for row in ours if "paired_error" in row]
             by_task = {row["task"]: value_of(row)._replace(deviation=0.0) for row in ours}
@@ -71,7 +71,7 @@ def mean_chance(rows: list[dict]) -> float | None:
 
 @figure_function
 def accuracy_by_size(rows: Rows, *, ax: Axes | None = None) -> Axes:
-    """Draw Figure 1 of the paper: mean zero-shot accuracy in per cent against parameters, one line per scheme and
+    """Draw Figure 1 of the paper: mean zero-shot accuracy in per cent against parameters, one line per variant and
     architecture.
 
     Error bars are one standard error of the mean, if known. The dotted line is the mean accuracy of guessing.
@@ -84,11 +84,11 @@ def accuracy_by_size(rows: Rows, *, ax: Axes | None = None) -> Axes:
     """
     rows = records(rows)
     means = mean_accuracy(rows)
-    styles = scheme_styles(means)
+    styles = variant_styles(means)
     axes = panels_of(ax, 1, 1, (5.6, 3.2)).item()
-    for place, (scheme, style) in enumerate(styles.items()):
-        for architecture in sorted({mean["architecture"] for mean in means if mean["scheme"] == scheme}):
-            line = [mean for mean in means if (mean["scheme"], mean["architecture"]) == (scheme, architecture)]
+    for place, (variant, style) in enumerate(styles.items()):
+        for architecture in sorted({mean["architecture"] for mean in means if mean["variant"] == variant}):
+            line = [mean for mean in means if (mean["variant"], mean["architecture"]) == (variant, architecture)]
             _plot(axes, line, style, DODGE ** (place - (len(styles) - 1) / 2))
     chance = mean_chance(rows)
     if chance is not None:
@@ -97,9 +97,9 @@ def accuracy_by_size(rows: Rows, *, ax: Axes | None = None) -> Axes:
     parameters_axis(axes)
     axes.set_ylabel("mean zero-shot accuracy (%)")
     drawn = {container.get_label(): container for container in axes.containers}
-    entries = {label_of_weights(scheme, rows[0]["dtype"]): drawn[scheme] for scheme in styles}
+    entries = {label_of_weights(variant, rows[0]["dtype"]): drawn[variant] for variant in styles}
     bars = "± 1 standard error" if any(mean["standard_error"] is not None for mean in means) else ""
-    scheme_legend(ax, axes, entries, explained((mean["alpha"] for mean in means), bars))
+    variant_legend(ax, axes, entries, explained((mean["alpha"] for mean in means), bars))
     return axes
 
 
@@ -129,14 +129,14 @@ def zeroshot_section(rows: list[dict], _context: Context | None = None) -> Secti
 
 
 def accuracies(rows: list[dict], values: str = "value") -> pd.DataFrame:
-    """Return one row per model and scheme (index), in the order of the rows, with columns (task, metric).
+    """Return one row per model and variant (index), in the order of the rows, with columns (task, metric).
 
     The last column is the mean accuracy over tasks, NaN if one of them was not measured. values: the field to show, or
     "cell" for its text in a table.
     """
     means = [mean | {"task": "mean", "metric": "acc"} for mean in mean_accuracy(rows)]
     every = [row | {"cell": _cell(row)} for row in named(rows) + means]
-    frame, place, columns = pd.DataFrame(every), ["model", "scheme"], ["task", "metric"]
+    frame, place, columns = pd.DataFrame(every), ["model", "variant"], ["task", "metric"]
     order = dict.fromkeys([*frame[columns].itertuples(index=False, name=None), ("mean", "acc")])
     return frame.pivot(index=place, columns=columns, values=values).reindex(
         index=pd.MultiIndex.from_frame(frame[place].drop_duplicates()),
@@ -149,8 +149,8 @@ def accuracy_table(rows: list[dict]) -> Table:
     names."""
     table, run = accuracies(rows), rows[0]
     cells = [
-        [model, label_of_weights(scheme, run["dtype"]), *row]
-        for (model, scheme), *row in accuracies(rows, "cell").fillna(MISSING).itertuples(name=None)
+        [model, label_of_weights(variant, run["dtype"]), *row]
+        for (model, variant), *row in accuracies(rows, "cell").fillna(MISSING).itertuples(name=None)
     ]
     examples = {row["task"]: row["examples"] for row in rows}
     errors = [row["standard_error"] for row in mean_accuracy(rows) if row["standard_error"] is not None]
@@ -177,8 +177,8 @@ def _cell(row: dict) -> str:
 
 LOWER = Claim(
     "figure1",
-    yes="{scheme} lowers the mean zero-shot accuracy of {model} from {from} to {to}.",
-    no="No scheme measurably lowers zero-shot accuracy; the largest change is that of {model} under {scheme}, from "
+    yes="{variant} lowers the mean zero-shot accuracy of {model} from {from} to {to}.",
+    no="No scheme measurably lowers zero-shot accuracy; the largest change is that of {model} under {variant}, from "
     "{from} to {to}.",
 )
 GUESSES = Claim(
@@ -193,8 +193,8 @@ def zeroshot_findings(means: Sequence[dict], chance: float | None) -> list[Findi
     means: as `mean_accuracy` returns them. chance: mean accuracy of guessing, None if unknown.
     """
     known = [mean for mean in means if mean["standard_error"] is not None]
-    unquantized = {mean["model"]: mean for mean in known if mean["scheme"] == BASELINE}
-    pairs = [(unquantized.get(mean["model"]), mean) for mean in known if mean["scheme"] != BASELINE]
+    unquantized = {mean["model"]: mean for mean in known if mean["variant"] == BASELINE}
+    pairs = [(unquantized.get(mean["model"]), mean) for mean in known if mean["variant"] != BASELINE]
     pairs = sorted((pair for pair in pairs if pair[0]), key=lambda pair: pair[1]["value"] - pair[0]["value"])
     lower = [pair for pair in pairs if _is_lower(*pair)][:3]
     told = [after | {"from": _percent(before), "to": _percent(after)} for before, after in lower or pairs[:1]]

@@ -310,7 +310,7 @@ def test_a_page_of_losses_of_tokens(tmp_path):
 
 @pytest.mark.parametrize(("deviation", "shared"), [(1.0, True), (5.0, False)])
 def test_parts_of_an_increase_within_its_scatter_are_no_shares_of_it(deviation, shared):
-    row = {"model": MODEL, "scheme": "absmax", "value": 8.0, "standard_deviation": deviation, "tokens": 100}
+    row = {"model": MODEL, "variant": "absmax", "value": 8.0, "standard_deviation": deviation, "tokens": 100}
     kinds = {"total": {}, "carriers": {"share": 0.5}, "type": {"type": "digit"}}
     rows = [row | {"metric": f"token_losses.{kind}"} | fields for kind, fields in kinds.items()]
     section = token_losses_section(rows)

@@ -264,7 +264,7 @@ def test_few_blocks_bear_no_claim():
     cost = value_of(changed).increase_over(value_of(baseline))
     assert not cost.is_above(exact(0)), "seven are fewer than eight"
     assert say(Claim("table", by="cost", against=[0], yes="costs", no="costs nothing"), [{"cost": cost}]) == []
-    assert sweep_findings([changed | {"scheme": "absmax", "cost": cost}], {"m": "m"}) == []
+    assert sweep_findings([changed | {"variant": "absmax", "cost": cost}], {"m": "m"}) == []
 
 
 def test_rows_without_units_are_as_they_were():

@@ -306,7 +306,14 @@ def test_documents_that_changed_are_measured(tmp_path):
 
 
 def made_up(model: str, scheme: str, accuracies: dict[str, float], error: float | None = 0.02) -> list[dict]:
-    shared = {"scheme": scheme, "architecture": "opt", "dtype": "float16", "lm_eval": "0", "examples": 100}
+    shared = {
+        "scheme": scheme,
+        "variant": scheme,
+        "architecture": "opt",
+        "dtype": "float16",
+        "lm_eval": "0",
+        "examples": 100,
+    }
     return [
         {"model": model, "parameters": 10**8, "metric": f"zeroshot.{metric}", "task": task, **shared}
         | {"value": value, "standard_error": error}
@@ -319,7 +326,7 @@ def test_means_over_tasks():
     rows = made_up("facebook/opt-1b", "fp32", {"piqa": 0.7, "lambada_openai": 0.6})
     rows += made_up("facebook/opt-1b", "llm.int8", {"piqa": 0.6})
     (mean,) = mean_accuracy(rows)
-    assert (mean["model"], mean["scheme"], mean["value"]) == ("opt-1b", "fp32", pytest.approx(0.65))
+    assert (mean["model"], mean["variant"], mean["value"]) == ("opt-1b", "fp32", pytest.approx(0.65))
     assert mean["standard_error"] == pytest.approx(0.02 / math.sqrt(2))
     assert mean_chance(rows) == 0.25
     assert mean_chance(rows + made_up("facebook/opt-1b", "fp32", {"other": 1})) is None

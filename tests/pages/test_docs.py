@@ -74,7 +74,7 @@ def test_sentences_without_numbers():
     assert fast.min() > 1, "int8-models.md: faster than bfloat16 at every dimension"
     assert sorted(gains > 1) == list(gains > 1), "int8-models.md: from one dimension on"
     weights = partial(value, "weights/table1_increase.csv", "pocket/gpt2-5.9m")
-    assert weights(scheme="w4-g64+awq") > weights(scheme="w4-g64"), "formats.md: AWQ shows no gain"
+    assert weights(variant="w4-g64+awq") > weights(variant="w4-g64"), "formats.md: AWQ shows no gain"
     layers = partial(value, "attention/attention_layers.json", ["cost", "standard_deviation"])
     (less,), (none,) = layers(exact="layer 1"), layers(exact="no layer")
     assert less[0] < none[0], "attention.md: less, but not by two standard deviations"
@@ -82,7 +82,7 @@ def test_sentences_without_numbers():
     decay = partial(value, "training-runs/causes", ["learning_rate", "weight_decay"])
     plain, less = (decay(run=run)[0].prod() for run in ("as it is", "Adafactor, less decay"))
     assert less == pytest.approx(plain), "causes.md: as much of the weights at each step"
-    worst = value("damage/against/damage_worst.csv", "projection", scheme="against(smollm2-nf4)")[0]
+    worst = value("damage/against/damage_worst.csv", "projection", variant="against(smollm2-nf4)")[0]
     assert worst.endswith("v_proj"), "checkpoints.md: the value projection"
     gates = partial(value, "mechanism/smollm2-135m/gates.csv", ["value", "median"], feature=247, role="attn_in")
     hidden = abs(gates(layer=range(1, 9)))

@@ -143,11 +143,11 @@ def test_an_expression_that_fails_says_of_which_value():
 
 
 def test_kept_rows():
-    table = page_values.kept("caches/table1_increase.csv", "scheme")["smollm2-135m"]
+    table = page_values.kept("caches/table1_increase.csv", "variant")["smollm2-135m"]
     assert table["kv=int3"] > table["kv=int4"]
-    assert [*page_values.kept("caches/table1_increase.csv", scheme=["kv=int4"])["smollm2-135m"]] == [table["kv=int4"]]
+    assert [*page_values.kept("caches/table1_increase.csv", variant=["kv=int4"])["smollm2-135m"]] == [table["kv=int4"]]
     with pytest.raises(LookupError, match="no row"):
-        page_values.kept("caches/table1_increase.csv", scheme="kv=int5")
+        page_values.kept("caches/table1_increase.csv", variant="kv=int5")
     assert page_values.settings("caches")["block"] == 512
     assert "variant" not in page_values.settings("caches")
 

@@ -186,7 +186,7 @@ def test_another_scheme_of_the_table_breaks_no_published_table():
         "from outliers.paper.report import ARTEFACTS\n"
         "assert len(ARTEFACTS['table1'].published.values) == 45\n"
         "from outliers.views.perplexity import perplexity_table\n"
-        "row = {'model': 'a', 'scheme': 'mine', 'metric': 'perplexity', 'value': 1.0, 'dtype': 'float32'}\n"
+        "row = {'model': 'a', 'variant': 'mine', 'metric': 'perplexity', 'value': 1.0, 'dtype': 'float32'}\n"
         "assert perplexity_table([row]).cells == [['mine', '1.00']]"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

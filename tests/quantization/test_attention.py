@@ -243,10 +243,10 @@ def test_damage_by_role_and_layer(tmp_path):
 
 def test_panels_of_damage_that_share_an_axis_have_the_same_places():
     rows = [
-        {"scheme": "fp32", "metric": "perplexity", "value": 10.0},
-        *({"scheme": name, "metric": "perplexity", "value": 11.0} for name in ("absmax", "fp32+attention")),
+        {"variant": "fp32", "metric": "perplexity", "value": 10.0},
+        *({"variant": name, "metric": "perplexity", "value": 11.0} for name in ("absmax", "fp32+attention")),
         *(
-            {"scheme": name, "metric": "damage.perplexity_only", "role": role, "value": value}
+            {"variant": name, "metric": "damage.perplexity_only", "role": role, "value": value}
             for name, role, value in (("absmax", "ffn_in", 10.5), ("fp32+attention", "attention", 12.0))
         ),
     ]

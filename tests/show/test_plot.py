@@ -162,8 +162,8 @@ def test_alpha_is_the_one_that_was_asked(pocket_trace, alpha):
 
 def many_schemes(rows: list[dict], count: int) -> list[dict]:
     """The rows of a sweep with further schemes of one's own, of several draws."""
-    one = [row for row in rows if row["scheme"] == "absmax"]
-    more = [row | {"scheme": f"w4a8-g64+smoothing+hadamard-{n}", "alpha": 2.5} for n in range(count) for row in one]
+    one = [row for row in rows if row["variant"] == "absmax"]
+    more = [row | {"variant": f"w4a8-g64+smoothing+hadamard-{n}", "alpha": 2.5} for n in range(count) for row in one]
     return [row | {"standard_deviation": row["value"] / 50} for row in (*rows, *more)]
 
 
@@ -201,7 +201,7 @@ OF_CAUSES = make_experiment(read_experiment("training/causes"), Training).model_
 TRAINED, ELEVEN = (
     rows_of_runs(OF_CAUSES, {run: [100.0] for run in list(OF_CAUSES.runs)[:count]}, {"Muon": 90.0}) for count in (3, 11)
 )
-WITHOUT = [row for row in SWEEP if row["scheme"] != "fp32"]
+WITHOUT = [row for row in SWEEP if row["variant"] != "fp32"]
 FROM_ROWS = {
     "sweep": lambda: plot.sweep_costs(SWEEP),
     "sweep, one model": lambda: plot.sweep_costs(kept("smollm2-135m/sweep")),
@@ -255,8 +255,8 @@ def test_figures_of_rows_can_be_read(name):
         (lambda **to: plot.along_training(POCKET, **to), {"panel": "perplexity"}),
         (lambda **to: plot.causes(TRAINED, **to), {"run": "Muon"}),
         *((lambda **to: plot.growth(GROWTH, **to), {"panel": panel}) for panel in PANELS),
-        (lambda **to: plot.damage_map(DAMAGES, **to), {"scheme": "absmax", "error": "db"}),
-        (lambda **to: plot.damage_bars(DAMAGES, **to), {"scheme": "absmax", "place": "role"}),
+        (lambda **to: plot.damage_map(DAMAGES, **to), {"variant": "absmax", "error": "db"}),
+        (lambda **to: plot.damage_bars(DAMAGES, **to), {"variant": "absmax", "place": "role"}),
         (lambda **to: plot.ablation_bars(ablation_summary(kept("ablation/gpt2-1.7m")), **to), {"metric": "damage"}),
     ],
 )
@@ -290,11 +290,13 @@ def test_rows_may_be_a_data_frame():
 
 
 def test_legends_say_what_marks_mean():
-    words = legend_of(plot.sweep_costs([row | {"alpha": 2.5} if row["scheme"] == "llm.int8" else row for row in SWEEP]))
+    words = legend_of(
+        plot.sweep_costs([row | {"alpha": 2.5} if row["variant"] == "llm.int8" else row for row in SWEEP])
+    )
     hollow = "hollow: outlier features\n(α = 2.5, 6) in 16 bits"
     assert words[-3:] == [hollow, "± 1 standard deviation", "grey: the paper, Table 1"]
     plain = [{k: v for k, v in row.items() if k != "standard_deviation"} for row in SWEEP if row.get("alpha") is None]
-    assert set(legend_of(plot.sweep_costs(plain, paper=False))) == {row["scheme"] for row in plain} - {"fp32"}
+    assert set(legend_of(plot.sweep_costs(plain, paper=False))) == {row["variant"] for row in plain} - {"fp32"}
     assert "hollow: no outlier feature,\nthe one that comes nearest" in legend_of(plot.figure4(TABLE4, panel="a"))
     assert {"the paper, layers", "the paper, positions", "gpt2", "llama"} <= set(
         legend_of(plot.figure3(TABLE4, panel="a"))

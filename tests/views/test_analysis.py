@@ -13,9 +13,9 @@ from outliers.views.perplexity import costs, unrounded
 
 def test_a_cost_is_relative_to_the_model_without_quantization():
     rows = [
-        {"model": "a", "scheme": "absmax", "value": 30.0, "standard_deviation": 2.0},
-        {"model": "a", "scheme": "fp32", "value": 20.0},
-        {"model": "b", "scheme": "absmax", "value": 5.0},
+        {"model": "a", "variant": "absmax", "value": 30.0, "standard_deviation": 2.0},
+        {"model": "a", "variant": "fp32", "value": 20.0},
+        {"model": "b", "variant": "absmax", "value": 5.0},
     ]
     (absmax, unquantized) = costs(rows)
     assert absmax["cost"] == (0.5, pytest.approx(0.1), None, None)
@@ -25,9 +25,9 @@ def test_a_cost_is_relative_to_the_model_without_quantization():
 
 
 def test_a_prefix_and_a_cache_are_no_baseline():
-    """Whose scheme is fp32 as well; places that it would leave exact change nothing of it."""
+    """Places that fp32 would leave exact change nothing of it."""
     variants = {"fp32+skip=ffn_out": 20.0, "prefix(30)": 10.0, "kv=int4": 40.0}
-    rows = [{"model": "a", "scheme": "fp32", "variant": name, "value": value} for name, value in variants.items()]
+    rows = [{"model": "a", "variant": name, "value": value} for name, value in variants.items()]
     assert [row["cost"].mean for row in costs(rows)] == [0.0, -0.5, 1.0]
 
 

@@ -152,10 +152,10 @@ def test_a_sink_is_no_position_of_the_second_half(traced):
 # What values support beyond their scatter, and what vanishes within it
 
 
-def cost(scheme: str, value: float, deviation: float | None = None, model: str = "gpt2") -> dict:
+def cost(variant: str, value: float, deviation: float | None = None, model: str = "gpt2") -> dict:
     """A row with its cost, both numbers in per cent."""
     scatter = None if deviation is None else deviation / 100
-    return {"model": model, "scheme": scheme, "cost": Value(value / 100, scatter)}
+    return {"model": model, "variant": variant, "cost": Value(value / 100, scatter)}
 
 
 def of_sweep(*costs: dict, models: str = "") -> list[Finding]:
@@ -190,11 +190,11 @@ def of_damage(
 
     def row(metric, value, **fields):
         of_draws = {} if once and {"role", "layer"} & {*fields} else scattered
-        return {"metric": metric, "scheme": "absmax", "value": value, **of_draws, **fields}
+        return {"metric": metric, "variant": "absmax", "value": value, **of_draws, **fields}
 
     names = ("ffn_in", "ffn_out")
     rows = [
-        row("perplexity", 40.0, scheme="fp32"),
+        row("perplexity", 40.0, variant="fp32"),
         row("perplexity", 80.0),
         *(row("damage.perplexity_only", value, role=role) for role, value in zip(names, roles, strict=True)),
         *(row("damage.perplexity_without", value, role=role) for role, value in zip(names, roles[::-1], strict=True)),
@@ -232,9 +232,9 @@ ALONE = [one._replace(activation_bits=None, on_grid=one == ALONE[1]) for one in 
 
 def of_tasks(chance: float | None, error: float | None = 0.02, **values: float) -> list[Finding]:
     means = [
-        {"model": "gpt2", "scheme": scheme, "value": value, "standard_error": error}
+        {"model": "gpt2", "variant": variant, "value": value, "standard_error": error}
         | {"by_task": {"piqa": Value(value, 0.0, error)}}
-        for scheme, value in values.items()
+        for variant, value in values.items()
     ]
     return zeroshot_findings(means, chance)
 

@@ -12,7 +12,7 @@ from outliers.criterion import OF_EVERY_STACK
 from outliers.errors import UserError
 from outliers.metrics.ablations import plan
 from outliers.quantization.schemes import SCHEMES
-from outliers.show.legends import OTHERS, STYLES, scheme_styles
+from outliers.show.legends import OTHERS, STYLES, variant_styles
 from outliers.show.maps import pooled
 from outliers.show.page import page
 from outliers.show.section import Drawing, Section
@@ -45,8 +45,8 @@ def sweep(**more: float) -> list[dict]:
     models = [("pocket/gpt2-1m", "gpt2"), ("pocket/opt-2m", "opt")]
     return [
         {"model": model, "architecture": kind, "parameters": 10**6 * (n + 1), "dtype": "float32"}
-        | {"scheme": scheme, "metric": "perplexity", "value": float(pair[n])}
-        for scheme, pair in values.items()
+        | {"variant": variant, "metric": "perplexity", "value": float(pair[n])}
+        for variant, pair in values.items()
         for n, (model, kind) in enumerate(models)
     ]
 
@@ -56,12 +56,12 @@ def each(rows: list[dict], **fields) -> list[dict]:
     return [row | {name: of(row) if callable(of) else of for name, of in fields.items()} for row in rows]
 
 
-def of(rows: list[dict], *schemes: str) -> list[dict]:
-    return [row for row in rows if row["scheme"] in schemes]
+def of(rows: list[dict], *variants: str) -> list[dict]:
+    return [row for row in rows if row["variant"] in variants]
 
 
-def without(rows: list[dict], scheme: str) -> list[dict]:
-    return [row for row in rows if row["scheme"] != scheme]
+def without(rows: list[dict], variant: str) -> list[dict]:
+    return [row for row in rows if row["variant"] != variant]
 
 
 OWN = sweep(mine=120, another=120)
@@ -73,7 +73,7 @@ TASKS = each(
     standard_error=0.1,
     examples=9,
     lm_eval="0",
-    alpha=lambda row: 6.0 if row["scheme"] == "mine" else None,
+    alpha=lambda row: 6.0 if row["variant"] == "mine" else None,
 )
 TIMES = {"metric": "latency.decode", "batch": 1, "q1": 1, "q3": 2, "prompt": 8, "tokens": 4, "repeats": 2}
 TIMES |= {"device_name": "one", "threads": 2}
@@ -84,17 +84,17 @@ OF_BATCHES = {  # of a model under a scheme: by what is timed and the batch; the
 }
 TIMED = [
     TIMES
-    | {"model": model, "scheme": scheme, "dtype": "bfloat16", "q1": 1.0, "q3": 9.0}
+    | {"model": model, "variant": variant, "dtype": "bfloat16", "q1": 1.0, "q3": 9.0}
     | {"metric": f"latency.{name}", "batch": batch, "value": value}
-    for (model, scheme), times in OF_BATCHES.items()
+    for (model, variant), times in OF_BATCHES.items()
     for (name, batch), value in times.items()
 ]
 ACCURACIES = [("fp32", "piqa", 0.7), ("fp32", "lambada_openai", 0.6), ("llm.int8", "piqa", 0.6)]
 OF_TWO_KINDS = [
     {"model": "facebook/opt-1b", "architecture": "opt", "parameters": 10**8, "dtype": "float16", "lm_eval": "0"}
-    | {"scheme": scheme, "task": task, "metric": f"zeroshot.{metric}", "value": value}
+    | {"variant": variant, "task": task, "metric": f"zeroshot.{metric}", "value": value}
     | {"standard_error": 0.02, "examples": 100}
-    for scheme, task, value in ACCURACIES
+    for variant, task, value in ACCURACIES
     for metric in ("acc", "acc_norm")
 ]
 ONE_MODEL = sweep()[0] | {"draws": 3}
@@ -107,26 +107,26 @@ REMEDIES = {  # one model in formats with remedies: of each scheme its perplexit
     "llm.int8": (10.1, {"alpha": 6.0}),
     "nvfp4+reorder": (1e6, {"weight_bits": 4.5, "activation_bits": 4.5}),
 }
-SAVED = [ONE_MODEL | {"scheme": name, "value": value} | fields for name, (value, fields) in REMEDIES.items()]
+SAVED = [ONE_MODEL | {"variant": name, "value": value} | fields for name, (value, fields) in REMEDIES.items()]
 CACHE = {"keys": "int4", "values": "int4", "cache_bits": 4.5}
-VARIANTS = {  # of each its scheme, its perplexity, and what else its row says
-    "fp32": ("fp32", 10.0, {}),
-    "prefix(3)": ("fp32", 8.0, {"prefix": [3]}),
-    "w8a8": ("w8a8", 11.0, {"weight_bits": 8.1, "activation_bits": 8.1}),
-    "prefix(3)+w8a8": ("w8a8", 8.44, {"weight_bits": 8.1, "activation_bits": 8.1, "prefix": [3]}),
-    "w8a8+skip=ffn_out": ("w8a8", 10.8, {"weight_bits": 8.1, "activation_bits": 8.1}),
-    "llm.int8": ("llm.int8", 10.6, {"alpha": 6.0}),
-    "llm.int8+alpha=4": ("llm.int8", 10.5, {"alpha": 4.0}),
-    "llm.int8+kv=int4": ("llm.int8", 11.5, {"alpha": 6.0, **CACHE}),
-    "kv=int4": ("fp32", 11.2, CACHE),
-    "kv=int4/hadamard": ("fp32", 10.9, CACHE | dict.fromkeys(("keys", "values"), "int4/hadamard")),
-    "keys=int4/channels=32+values=int4": ("fp32", 10.4, CACHE | {"keys": "int4/channels=32", "cache_bits": 4.75}),
-    "w4": ("w4", 12.0, {"weight_bits": 4.1}),
-    "w4+hadamard": ("w4+hadamard", 13.0, {"weight_bits": 4.1}),
+VARIANTS = {  # of each its perplexity, and what else its row says
+    "fp32": (10.0, {}),
+    "prefix(3)": (8.0, {"prefix": [3]}),
+    "w8a8": (11.0, {"weight_bits": 8.1, "activation_bits": 8.1}),
+    "prefix(3)+w8a8": (8.44, {"weight_bits": 8.1, "activation_bits": 8.1, "prefix": [3]}),
+    "w8a8+skip=ffn_out": (10.8, {"weight_bits": 8.1, "activation_bits": 8.1}),
+    "llm.int8": (10.6, {"alpha": 6.0}),
+    "llm.int8+alpha=4": (10.5, {"alpha": 4.0}),
+    "llm.int8+kv=int4": (11.5, {"alpha": 6.0, **CACHE}),
+    "kv=int4": (11.2, CACHE),
+    "kv=int4/hadamard": (10.9, CACHE | dict.fromkeys(("keys", "values"), "int4/hadamard")),
+    "keys=int4/channels=32+values=int4": (10.4, CACHE | {"keys": "int4/channels=32", "cache_bits": 4.75}),
+    "w4": (12.0, {"weight_bits": 4.1}),
+    "w4+hadamard": (13.0, {"weight_bits": 4.1}),
 }
 VARIED = [
-    ONE_MODEL | {"standard_deviation": 0.01, "scheme": scheme, "variant": name, "value": value} | fields
-    for name, (scheme, value, fields) in VARIANTS.items()
+    ONE_MODEL | {"standard_deviation": 0.01, "variant": name, "value": value} | fields
+    for name, (value, fields) in VARIANTS.items()
 ]
 
 
@@ -182,7 +182,7 @@ HALF = each(sweep(), dtype="float16")
 STEPS = {"made/gpt2-0": "step100", "made/gpt2-1": "step300", "made/gpt2-2": "step200"}
 TWIN = each(family()[-10:], model="made/gpt2-copy", same_weights_as="gpt2-2")
 OF_FILE = of(VARIED, "w4", "w4+hadamard") + [row for row in VARIED if row["variant"] in ("fp32", "w8a8")]
-UNKNOWN = [VARIED[0] | {"scheme": name, "variant": name, "value": 9.0} for name in ("mine", "bitsandbytes")]
+UNKNOWN = [VARIED[0] | {"variant": name, "value": 9.0} for name in ("mine", "bitsandbytes")]
 SECTIONS = {
     "sweep": lambda: perplexity_section(sweep()),
     "sweep in 16 bits": lambda: perplexity_section(HALF),
@@ -192,7 +192,7 @@ SECTIONS = {
     ),
     "sweep of own schemes": lambda: perplexity_section(OWN),
     "sweep of decompositions": lambda: perplexity_section(
-        each(sweep(mine=120), alpha=lambda row: {"absmax": 6.0, "mine": 4.5}.get(row["scheme"]))
+        each(sweep(mine=120), alpha=lambda row: {"absmax": 6.0, "mine": 4.5}.get(row["variant"]))
     ),
     "sweep of draws": lambda: perplexity_section(
         each(sweep(), draws=4, standard_deviation=lambda row: row["value"] / 1000)
@@ -273,8 +273,10 @@ def test_every_scheme_has_a_style_of_its_own():
     own = [f"mine-{number}" for number in range(len(OTHERS) - len(SCHEMES.keys() - STYLES.keys()))]
     assert len(own) > 20
     with look():
-        styles = scheme_styles([{"scheme": scheme} for scheme in (*own, *SCHEMES, *own)])
+        styles = variant_styles([{"variant": scheme} for scheme in (*own, *SCHEMES, *own)])
+        (lower,) = variant_styles([{"variant": "llm.int8+alpha=4"}]).values()
     assert list(styles) == [*SCHEMES, *own]
+    assert styles["llm.int8"] == lower | {"label": "llm.int8"}, "at whatever threshold"
     looks = {scheme: (style["color"], style["marker"], style["linestyle"]) for scheme, style in styles.items()}
     assert len(set(looks.values())) == len(styles)
     assert GREY not in {style["color"] for style in styles.values()}, "which is the paper's"
