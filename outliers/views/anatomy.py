@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTraine
 from outliers.criterion import QUANTIZED, ROUTER
 from outliers.errors import UserError
 from outliers.models.anatomy import Layer, anatomy_of, family_of, in_layer, layers_of, part_config, width_of
-from outliers.models.anatomy.experts import ExpertProjection
+from outliers.models.anatomy.experts import ExpertProjection, number_of
 from outliers.models.anatomy.weights import own_parameters
 from outliers.models.load import find_config
 from outliers.models.names import known_configs
@@ -109,15 +109,16 @@ def _rows(layer: Layer) -> Iterator[tuple]:
     front |= {one: norm for norm, of in anatomy.read_by.items() for one in of}
     behind = {role: norm for norm, role in anatomy.norms_behind.items()}
 
-    def row(role: str, path: str, module: nn.Module | None, quantized: bool, note: str = "") -> tuple:
+    def row(role: str, path: str, module: nn.Module | nn.Parameter, quantized: bool, note: str = "") -> tuple:
         weight = getattr(module, "weight", None)
         matrix = isinstance(module, nn.Module) and weight is not None and weight.ndim == 2
         inputs, outputs = reversed(weight.shape) if matrix and quantized else (None, None)
         if module is not None and type(module).__name__ == "Conv1D" and quantized:
             inputs, outputs = weight.shape
-        size = 0 if module is None else sum(parameter.numel() for parameter in module.parameters())
+        parameters = [module] if isinstance(module, nn.Parameter) else module.parameters()
+        size = sum(parameter.numel() for parameter in parameters)
         if isinstance(module, ExpertProjection):  # of all experts in one row
-            count = len(module.of_all[module.name])
+            count = number_of(layer.module.get_submodule(anatomy.experts))
             path = path.replace(f"{anatomy.experts}.0.", f"{anatomy.experts}.0:{count}.")
             size = count * sum(one.numel() for one in (module.weight, module.bias) if one is not None)
         seen.add(path)
@@ -133,9 +134,9 @@ def _rows(layer: Layer) -> Iterator[tuple]:
             yield row(role, path, layer.module.get_submodule(path), True, note)
     for path in anatomy.router:
         yield row(ROUTER, path, layer.module.get_submodule(path), False, "exact")
+    parts = dict(layer.module.named_modules()) | dict(layer.module.named_parameters())
     for path, why in anatomy.apart.items():
-        module = next((module for name, module in layer.module.named_modules() if name == path), None)
-        yield row("–", path, module, False, why)
+        yield row("–", path, parts[path], False, why)
 
 
 def _written(kind: pd.DataFrame) -> str:

@@ -16,6 +16,7 @@ CALLED = {  # private function to the arguments that it is given
     "TensorProcessor": ["config"],
     "TensorProcessor.process": ["self", "weights", "name", "tensor_key_mapping", "parsed_parameters"],
     "WeightRenaming": ["source_patterns", "target_patterns"],
+    "_default_apply_gate": ["self", "gate_up_out"],
     "_read_metadata": ["blob", "gguf_path"],
     "_read_tensor_table": ["blob", "tensor_count", "pos"],
     "auto_conversion": ["pretrained_model_name_or_path"],

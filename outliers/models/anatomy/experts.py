@@ -5,6 +5,8 @@ expert as modules, so that hooks, schemes and ablations treat them as any other 
 `eager` bit for bit.
 """
 
+import functools
+import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
@@ -13,7 +15,7 @@ import torch
 from torch import nn
 
 from outliers.models.anatomy.weights import is_offloaded, parameter_of
-from outliers.models.internals import ALL_EXPERTS_FUNCTIONS
+from outliers.models.internals import ALL_EXPERTS_FUNCTIONS, _default_apply_gate
 
 BY_PROJECTION = "by_projection"  # the name of our function in the registry
 
@@ -198,36 +200,53 @@ def _batched_by_projection(experts: nn.Module, hidden_states: torch.Tensor) -> t
     return output
 
 
-def _adapt(kind: type[nn.Module]) -> None:
-    """Give a class of experts that the registry does not call the attributes of those that it does, and let projections
-    call it too."""
-    forward = kind.forward
+def _adapt(experts: nn.Module) -> None:
+    """Give the class of a module that holds weights as those of the registry do, but is not called by it, the
+    attributes that these have, and let projections call it too.
 
-    def called(self: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+    Such a class takes what the registry's take, or the states of all tokens for each expert, which makes it batched.
+    """
+    kind, gate_up, down = type(experts), experts.gate_up_proj.shape, experts.down_proj.shape
+    given, forward = len(inspect.signature(kind.forward).parameters) - 1, kind.forward
+    transposed = (*gate_up[1:], 1) == (down[2], 2 * down[1], 1)
+    if given not in (1, 3) or not (transposed or tuple(gate_up[1:]) == (2 * down[2], down[1])):
+        return
+
+    @functools.wraps(forward)
+    def called(self: nn.Module, *given: torch.Tensor) -> torch.Tensor:
         config = getattr(self, "config", None)  # which only a model has that was looked at
-        ours = config is not None and config._experts_implementation_internal == BY_PROJECTION
-        return (_batched_by_projection if ours else forward)(self, hidden_states)
+        if config is None or config._experts_implementation_internal != BY_PROJECTION:
+            return forward(self, *given)
+        return _batched_by_projection(self, *given) if self.is_batched else _with_others(forward, self, *given)
 
-    def gated(self: nn.Module, units: torch.Tensor) -> torch.Tensor:
-        gate, up = units.chunk(2, dim=-1)
-        return up * self.act_fn(gate)
-
-    kind.forward, kind._apply_gate = called, gated
-    kind.is_transposed = kind.has_gate = kind.is_batched = True
+    kind.forward, kind.is_transposed, kind.is_batched = called, transposed, given == 1
+    kind.has_gate = kind.is_concatenated = True
     kind.has_bias = kind.has_post_expert_norm = False
+    if not hasattr(kind, "_apply_gate"):
+        kind._apply_gate = _default_apply_gate
 
 
-BATCHED = ("Llama4TextExperts",)  # classes whose experts each get their own states of all tokens
+def _with_others(
+    forward: Callable, experts: nn.Module, hidden_states: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """Compute the experts of each token as `by_projection`, and by the forward of the class what stands behind those
+    with weights, such as experts that pass on what they read."""
+    output = by_projection(experts, hidden_states, chosen, weights)
+    others = chosen >= number_of(experts)
+    if not others.is_meta and others.any():
+        chosen = chosen.where(others, number_of(experts))
+        output += forward(experts, hidden_states, chosen, weights * others)
+    return output
 
 
 def holds_experts(module: nn.Module) -> bool:
     """Return whether a module holds the weights of experts and can be called by projections."""
-    kind = type(module)
-    if kind.__name__ in BATCHED:
-        if not hasattr(kind, "is_batched"):
-            _adapt(kind)
-        if "config" not in vars(module):
-            module.config = SimpleNamespace(_experts_implementation_internal=None)
+    kind, parameters = type(module), module._parameters
+    like_these = all(getattr(parameters.get(name), "ndim", 0) == 3 for name in ("gate_up_proj", "down_proj"))
+    if like_these and not hasattr(module, "is_transposed"):
+        _adapt(module)
+    if hasattr(kind, "is_batched") and "config" not in vars(module):
+        module.config = SimpleNamespace(_experts_implementation_internal=None)
     return hasattr(module, "is_transposed") and hasattr(module, "has_gate")
 
 
@@ -276,7 +295,7 @@ def settle(model: nn.Module) -> None:
 def set_weights(experts: nn.Module, name: str, stacked: torch.Tensor) -> None:
     """Copy the stacked weights or biases of all experts to those projections that have their own."""
     projection = name.removesuffix("_bias")
-    for number, of_expert in enumerate(stacked if "0" in experts._modules else ()):
+    for number, of_expert in zip(range(number_of(experts)) if "0" in experts._modules else (), stacked, strict=False):
         module = experts._modules[str(number)]._modules.get(projection)
         if module is None or isinstance(module, ExpertProjection):
             continue
