@@ -53,6 +53,7 @@ def drawn(figure: Figure, kind: str) -> bytes:
     buffer = io.BytesIO()
     with look():
         figure.savefig(buffer, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else None)
+    figure.set_layout_engine("none")  # what was laid out stays there in the next format, and is not searched again
     return buffer.getvalue()
 
 
