@@ -196,7 +196,7 @@ CARRIED = Claim(
     "without it the perplexity {change:changed}; without {beside} it changes by at most {beside_size:rise}; without "
     "the whole neuron {input} it {neuron:changed}{reason}.",
     no="None of {number:count} candidates is a super weight: setting one to zero changes the perplexity by at most "
-    "{size:rise} ({largest}). Without {beside} of {called} it changes by at most {beside_size:rise}; without its whole "
+    "{size:rise} ({costliest}). Without {beside} of {called} it changes by at most {beside_size:rise}; without its whole "
     "neuron it {neuron:changed}.",
 )
 NOT_THE_NEURON = ". The loss of the neuron's output therefore does not explain the effect of the weight"
@@ -217,7 +217,7 @@ def super_weights_findings(rows: list[dict]) -> list[Finding]:
     carrying = list(filter(_carries, told))
     if not carrying:
         largest = max(candidates, key=lambda candidate: abs(candidate["cost"]))
-        of_all = {"size": abs(largest["cost"]), "largest": called(largest["candidate"], largest["layer"])}
+        of_all = {"size": abs(largest["cost"]), "costliest": called(largest["candidate"], largest["layer"])}
         return say(CARRIED, sorted(told, key=lambda one: -abs(one["cost"])), False, number=len(candidates), **of_all)
     first, which = carrying[:1], "a" if len(carrying) > 1 else "the one"
     scaled = costs[(costs["treatment"] == "scaled") & (costs["candidate"] == first[0]["candidate"])]

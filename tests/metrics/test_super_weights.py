@@ -211,14 +211,14 @@ def searched(costs: list[float], others: list[float], scatter: float = 1e-6, ear
     records = [base]
     for number, cost in enumerate(costs):
         candidate = {"metric": "candidates.weight", "variant": "fp32", "found_by": "weights", "value": 2.0, "layer": 1}
-        candidate |= {"path": "h.1.down", "output": 5, "input": number, "largest": [5, number], "least": 0, "state": 0}
+        candidate |= {"path": "h.1.down", "output": 5, "input": number, "largest": [4, number], "least": 0, "state": 0}
         places = [f"8,{3 * number + one}" for one in range(3)]
         nearest = {"nearest": [f"h.0.down[{place}]" for place in places], "nearest_values": [1.5, -2.25, 2.0]}
         candidate |= {"equal": places} if earlier else nearest
         beside = iter(others)
         records.append(candidate)
         for kind, treated in treatments(candidate):
-            value = 10 * (1 + {"weight": cost, "neuron": 0.02, "row": 1.0}.get(kind, next(beside, 0)))
+            value = 10 * (1 + {"weight": cost, "largest": 0.01, "neuron": 0.02, "row": 1.0}.get(kind, next(beside, 0)))
             row = base | {"variant": treated.name, "value": value}
             records += [row, row | {"value": 1.0001 * value, "standard_deviation": scatter * value}]
             if kind == "weight":
@@ -246,7 +246,7 @@ def test_account(name, as_kept):
 
 def test_what_both_parts_of_an_account_search_counts_once():
     records = ACCOUNTS["one super weight"]
-    assert len(compared([*records, *records])) == 2 * 6 + 3
+    assert len(compared([*records, *records])) == 2 * 7 + 3
 
 
 @pytest.fixture(scope="module")
