@@ -291,6 +291,13 @@ def test_an_import_alone_imports_neither_torch_nor_transformers():
     assert run("-c", line.replace("sys, ", "sys, transformers, ")) == "{'transformers'}\n"
 
 
+def test_waiting_threads_sleep_unless_the_user_wants_otherwise(monkeypatch):
+    line = "import os, outliers; print(os.environ['OMP_WAIT_POLICY'])"
+    for own, policy in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False) if own is None else monkeypatch.setenv("OMP_WAIT_POLICY", own)
+        assert run("-c", line) == f"{policy}\n"
+
+
 def test_loading_a_model_imports_nothing_that_measures_or_draws():
     unused = {"numba", "pandas", "pyarrow", "matplotlib", "pydantic", "typer", "gguf", "datasets"}
     line = f"import sys, outliers; outliers.load_model('pocket/gpt2-0.1m'); print({unused} & sys.modules.keys())"
