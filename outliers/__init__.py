@@ -22,8 +22,8 @@ if _spec and any(os.path.isdir(f"{place}/outlier_kernels") for place in _spec.su
     sys.modules["kernels"] = None
 
 # Threads of OpenMP that wait for another spin for a while. On a core that another program wants, they keep the one that
-# they wait for from running: on two busy cores a block took 28 s, and 3 s where waiting threads sleep. OpenMP reads this
-# when torch is imported; who has set it keeps it.
+# they wait for from running: on two busy cores a block took 28 s, and 3 s where waiting threads sleep. OpenMP reads
+# this when torch is imported; who has set it keeps it.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.2.0"

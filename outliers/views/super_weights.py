@@ -196,8 +196,8 @@ CARRIED = Claim(
     "without it the perplexity {change:changed}; without {beside} it changes by at most {beside_size:rise}; without "
     "the whole neuron {input} it {neuron:changed}{reason}.",
     no="None of {number:count} candidates is a super weight: setting one to zero changes the perplexity by at most "
-    "{size:rise} ({costliest}). Without {beside} of {called} it changes by at most {beside_size:rise}; without its whole "
-    "neuron it {neuron:changed}.",
+    "{size:rise} ({costliest}). Without {beside} of {called} it changes by at most {beside_size:rise}; without its "
+    "whole neuron it {neuron:changed}.",
 )
 NOT_THE_NEURON = ". The loss of the neuron's output therefore does not explain the effect of the weight"
 OF_ROW = Claim(

@@ -294,7 +294,9 @@ def test_an_import_alone_imports_neither_torch_nor_transformers():
 def test_waiting_threads_sleep_unless_the_user_wants_otherwise(monkeypatch):
     line = "import os, outliers; print(os.environ['OMP_WAIT_POLICY'])"
     for own, policy in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
-        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False) if own is None else monkeypatch.setenv("OMP_WAIT_POLICY", own)
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+        if own:
+            monkeypatch.setenv("OMP_WAIT_POLICY", own)
         assert run("-c", line) == f"{policy}\n"
 
 
