@@ -49,6 +49,8 @@ TESTS = {
     "outliers/views/remedies": "report",
     "outliers/views/trace": "vision",
     "outliers/views/table7": "training_runs",
+    "outliers/views/latency": "report",
+    "outliers/views/origins": "origins",
     "outliers/tracing/tokens": "pieces tracing streaming",
     "outliers/tracing/states": "hidden_states streaming",
     "outliers/tracing/sketch": "tracing",
@@ -58,6 +60,7 @@ TESTS = {
     "outliers/models/stored/tensors": "weight_files quantization",
     "outliers/models/stored": "stored",
     "outliers/models/skeleton": "checkpoint",
+    "outliers/models/gguf": "gguf",
     "outliers/quantization/store": "quantization weight_files conformance",
     "outliers/quantization/products": "training rooms products",
     "outliers/quantization/attention": "attention quantization conformance",
@@ -206,6 +209,7 @@ MUTATIONS = {
         ("carried >= share * total", "carried > (1 - share) * total"),
     ],
     "outliers/text/pieces.py": [
+        ("OVERLAPS = 8", "OVERLAPS = 4"),
         ("tokens[0] - 1, tokens[-1]", "tokens[0], tokens[-1]"),
         ("np.append(ends[:-1], len(text))", "ends"),
         ("first < middle < last", "first <= middle <= last"),
@@ -303,7 +307,10 @@ MUTATIONS = {
         ("math.ceil(share * most)", "math.floor(share * most)"),
         ('node["CPU"] * memory / node["memory"]', 'node["CPU"] * memory / (2 * node["memory"])'),
     ],
-    "outliers/runs/reprint.py": [(" and None not in map(local_place", " or None not in map(local_place")],
+    "outliers/runs/reprint.py": [
+        (" and None not in map(local_place", " or None not in map(local_place"),
+        (' and "__pycache__" not in path.parts', ""),
+    ],
     "outliers/runs/forecast.py": [
         ("SLACK = 2", "SLACK = 1"),
         ("if room.gpus and sum(states) <=", "if room.gpus or sum(states) <="),
@@ -347,6 +354,14 @@ MUTATIONS = {
     "outliers/show/tables.py": [("if counts[place(row)] == 1", "if counts[place(row)] >= 1")],
     "outliers/terminal/amounts.py": [("if seconds >= 1.5 * factor", "if seconds >= factor")],
     "outliers/show/words.py": [("if share >= MANY:", "if share > 2 * MANY:")],
+    "outliers/models/gguf/fields.py": [
+        ('("embedding_multiplier",), _only(0, 1)', '("embedding_multiplier",), _only(1)')
+    ],
+    "outliers/views/latency.py": [
+        ('before["decode_q1"] > after["decode_q3"]', 'before["decode_q1"] >= after["decode_q3"]'),
+        ('before["decode_q3"] < after["decode_q1"]', 'before["decode_q3"] <= after["decode_q1"]'),
+    ],
+    "outliers/views/origins.py": [("FAINTEST, BRIGHTEST = 1 / 16, 4", "FAINTEST, BRIGHTEST = 1 / 16, 8")],
 }
 
 OUTPUT = "mutation.txt"  # of the tests of one mistake, in the clone

@@ -189,6 +189,8 @@ def test_words_of_an_experiment_are_no_paths(monkeypatch, tmp_path):
 def test_a_change_of_any_file_that_is_named_is_seen(tmp_path, spec):
     folder = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "model")
     key = output_key(spec(folder), "command")
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "compiled.pyc").touch()
     assert key == output_key(spec(folder), "command") is not None
     os.utime(folder / "config.json", (1, 1))
     assert output_key(spec(folder), "command") != key

@@ -325,6 +325,7 @@ def test_life_line_shows_terms_and_states(blocks):
     assert sorted(bar.get_height() for bar in axes.patches) == pytest.approx(sorted(parts["first"]))
     (band,) = axes.child_axes
     assert band.get_images()[0].get_array().shape == (2, 2)
+    assert band.get_images()[0].get_clim() == (1 / 16, 4), "multiples of the median gain"
     with pytest.raises(UserError, match="choose one by feature="):
         outliers.plot.life_line(found, at="mean", ax=axes)
     with pytest.raises(UserError, match="unknown feature '7'"):

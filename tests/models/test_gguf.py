@@ -244,6 +244,7 @@ def test_fields_that_the_model_does_not_compute_are_refused(said, message, tmp_p
         {"attention.scale": 8**-0.5, "attention.causal": True, "attention.value_length": 8, "expert_count": 0},
         {"attention.sliding_window": 64, "logit_scale": 1.0, "tensor_data_layout": "Meta AI original pth"},
         {"attention.head_count_kv": [2, 2], "feed_forward_length": [48, 48], "rope.scaling.finetuned": True},
+        {"embedding_scale": 0.0, "residual_scale": 0.0, "attention.output_scale": 0.0},
     ],
 )
 def test_fields_that_change_nothing_are_taken(said, tmp_path):

@@ -169,6 +169,14 @@ def test_tokens_are_those_of_the_whole(monkeypatch, kind):
     assert joined >= 15 or kind == "unigrams without words", "hardly any text was cut"
 
 
+def test_pieces_are_joined_in_the_middle_of_an_eighth_that_both_have(short):
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+    first = next(pieces.tokenize(["a " * 1000], tokenizer, "a.txt"))
+    assert 2 * len(first.ids) == 256 - 256 // 8 // 2
+
+
 def test_a_word_that_a_unigram_model_weighs_is_not_cut(short):
     """Two ways to split it can cost the same but for the rounding of all that comes before."""
     costs = {"<unk>": -20.0, "a": -2.1, "aa": -3.3, "aaa": -5.4, "b": -2.7, "ab": -4.8, "ba": -4.8}

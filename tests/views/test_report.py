@@ -297,6 +297,15 @@ def test_models_of_one_name_are_not_taken_for_each_other():
     assert latencies(timed[:1]).index.tolist() == [("hf", "fp32")]
 
 
+@pytest.mark.parametrize(("upper", "differs"), [(1.9, True), (2.0, False), (3.0, False)])
+def test_times_whose_quartiles_meet_are_not_called_different(upper, differs):
+    """Whichever of the two is the shorter."""
+    ends = {"fp32": (2.0, 4.0), "llm.int8": (1.0, upper), "absmax": (6.0 - upper, 5.0)}
+    rows = [row | TIMES | dict(zip(("q1", "q3"), ends[row["variant"]], strict=True)) for row in of(OWN, *ends)]
+    said = [finding.text for finding in latency_section(rows).findings]
+    assert ["times as long" in one for one in said] == [differs, differs]
+
+
 def test_an_encoder_decoder_counts_once():
     """By the stack where the most common feature affects most positions; what cross-attention reads is no stack."""
     shares = {"encoder": 0.5, "decoder": 0.9, "cross": 1.0}
