@@ -79,6 +79,10 @@ class BadWeights(MeasurementFailed):
     """The weights of a model cannot be used, whatever is measured."""
 
 
+class ChangedWeights(BadWeights):
+    """The weights of a model changed while they were measured; what was measured before stays."""
+
+
 class BrokenModel(MeasurementFailed):
     """A model computes NaN or inf; callers that know the model and its scheme put their names before the message."""
 

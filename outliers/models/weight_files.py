@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from os.path import lexists  # true also for a broken link
 from pathlib import Path
 
-from outliers.errors import BadWeights, UserError, first_of, shown
+from outliers.errors import ChangedWeights, UserError, first_of, shown
 from outliers.files import start_of
 
 WEIGHTS = "model.safetensors"
@@ -137,10 +137,10 @@ def watch(name: str, revision: str | None, files: Iterable[Path]) -> None:
 
 
 def check_unchanged(name: str, revision: str | None) -> None:
-    """Raise BadWeights if a model's files changed since they were read."""
+    """Raise ChangedWeights if a model's files changed since they were read."""
     for file, state in _read.get((name, revision), {}).items():
         if state_of(file) != state:
-            raise BadWeights(
+            raise ChangedWeights(
                 f"the weights of '{name}' changed while they were measured ('{file}'); what was measured before is "
                 "kept: run again once the file is whole"
             )

@@ -160,7 +160,7 @@ class Planner:
     def _check_alone(self, failures: Failures) -> None:
         """Raise UserError if the run has one model, of which nothing is measured because of its weights."""
         reasons = {str(failure): failure for failure in failures.values()}
-        unusable = all(isinstance(failure, BadWeights) for failure in reasons.values())
+        unusable = all(type(failure) is BadWeights for failure in reasons.values())
         if self.alone and unusable and not self.known and len(reasons) == 1:
             raise UserError(*reasons)
 

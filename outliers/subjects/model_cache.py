@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from outliers.config.experiment import Experiment
 from outliers.config.fields import BOS, DOCUMENTS
 from outliers.criterion import STREAM
-from outliers.errors import BadWeights, BrokenModel, UserError
+from outliers.errors import BrokenModel, ChangedWeights, UserError
 from outliers.models.anatomy.examples import Examples, read_ids
 from outliers.models.internals import dtype_of
 from outliers.models.load import (
@@ -227,9 +227,11 @@ class ModelCache:
 
 
 def check_same_weights(model: str, provenance: Iterable[dict]) -> None:
-    """Raise BadWeights if measurements of a model, perhaps in several processes, were of different weights."""
+    """Raise ChangedWeights if measurements of a model, perhaps in several processes, were of different weights."""
     if len({measured.get("weights_hash") for measured in provenance}) > 1:
-        raise BadWeights(f"the weights of '{model}' changed while they were measured; run again once they are whole")
+        raise ChangedWeights(
+            f"the weights of '{model}' changed while they were measured; run again once they are whole"
+        )
 
 
 @contextmanager
