@@ -16,7 +16,19 @@ from transformers.pytorch_utils import Conv1D
 from outliers.models.names import POCKET
 
 OTHER_NAMES = {"gemma3_text": "gemma3", "gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe"}  # by model type, in GGUF
-OTHER_NAMES |= {"qwen2_moe": "qwen2moe", "mixtral": "llama"}
+OTHER_NAMES |= {"qwen2_moe": "qwen2moe", "mixtral": "llama", "glm4_moe": "glm4moe", "llama4_text": "llama4"}
+OTHER_NAMES |= dict.fromkeys(("deepseek_v2", "deepseek_v3"), "deepseek2")
+LIKE = {"gemma3_text": "gemma3", "mixtral": "llama", "llama4_text": "llama"}  # fields in transformers' table
+LIKE |= dict.fromkeys(("olmoe", "glm4_moe", "deepseek_v2", "deepseek_v3"), "qwen3_moe")
+OF_ROUTERS = {  # fields that llama.cpp writes of what a configuration has
+    "expert_shared_count": "n_shared_experts",
+    "leading_dense_block_count": "first_k_dense_replace",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "interleave_moe_layer_step": "interleave_moe_layer_step",
+}
 TOKENIZER = POCKET / "gpt2-0.1m" / "tokenizer.json"
 VOCABULARY = 4096
 
@@ -52,7 +64,7 @@ def tensors_of(model: PreTrainedModel) -> dict[str, np.ndarray]:
     config = model.config
     name = OTHER_NAMES.get(config.model_type, config.model_type)
     processor = TENSOR_PROCESSORS.get(name, TensorProcessor)(config=config.to_dict())
-    model_type = "llama" if name in ("mistral", "llama") else None
+    model_type = name if name in ("llama", *{*OTHER_NAMES.values()}) else "llama" if name == "mistral" else None
     names = get_gguf_hf_weights_map(model, processor, model_type)
     weights, tensors = dict(model.named_parameters()), {}
     for of_file, own in names.items():
@@ -66,20 +78,36 @@ def tensors_of(model: PreTrainedModel) -> dict[str, np.ndarray]:
         tensor = tensor[0] if "gate_inp_shexp" in of_file else tensor
         change = CHANGES.get(config.model_type, lambda _config, _name, tensor: tensor)
         tensors[of_file] = np.ascontiguousarray(change(config, of_file, tensor.numpy()))
-    for number, layer in enumerate(model.base_model.layers if hasattr(model.base_model, "layers") else ()):
-        if experts := getattr(getattr(layer, "mlp", None), "experts", None):
+    base = model.base_model if hasattr(model.base_model, "layers") else getattr(model, "model", None)
+    for number, layer in enumerate(getattr(base, "layers", ())):
+        part = getattr(layer, "mlp", None) or getattr(layer, "feed_forward", None)
+        if hasattr(gate := getattr(part, "gate", None), "e_score_correction_bias"):
+            tensors[f"blk.{number}.exp_probs_b.bias"] = gate.e_score_correction_bias.numpy()
+        if f"blk.{number}.attn_kv_b.weight" in tensors:  # as newer files have it: for keys, turned, and for values
+            both = tensors.pop(f"blk.{number}.attn_kv_b.weight").reshape(
+                config.num_attention_heads, -1, config.kv_lora_rank
+            )
+            keys, values = np.split(both, [config.qk_nope_head_dim], 1)
+            tensors[f"blk.{number}.attn_k_b.weight"] = np.ascontiguousarray(keys.swapaxes(1, 2))
+            tensors[f"blk.{number}.attn_v_b.weight"] = np.ascontiguousarray(values)
+        if experts := getattr(part, "experts", None):
             tensors |= {f"blk.{number}.ffn_{name}": tensor for name, tensor in experts_of(experts)}
     return tensors
 
 
 def experts_of(experts: torch.nn.Module) -> Iterator[tuple[str, np.ndarray]]:
-    """The weights of all experts of a layer, outputs first, and their biases, each kind as one tensor."""
+    """The weights of all experts of a layer, outputs first, and their biases, each kind as one tensor; those of Llama 4
+    do not say themselves how they lie."""
     for own, parameter in experts.named_parameters():
         end = "bias" if own.endswith("_bias") else "weight"
         tensor = parameter.detach().float()
-        tensor = tensor.mT if experts.is_transposed and end == "weight" else tensor
+        tensor = tensor.mT if getattr(experts, "is_transposed", True) and end == "weight" else tensor
         if own.startswith("gate_up"):
-            gates = (tensor[:, 0::2], tensor[:, 1::2]) if not experts.is_concatenated else tensor.chunk(2, 1)
+            gates = (
+                (tensor[:, 0::2], tensor[:, 1::2])
+                if not getattr(experts, "is_concatenated", True)
+                else tensor.chunk(2, 1)
+            )
             for kind, one in zip(("gate", "up"), gates, strict=True):
                 yield f"{kind}_exps.{end}", np.ascontiguousarray(one)
         else:
@@ -89,11 +117,10 @@ def experts_of(experts: torch.nn.Module) -> Iterator[tuple[str, np.ndarray]]:
 def fields_of(model: PreTrainedModel) -> dict:
     """What llama.cpp says of a model's configuration, as far as transformers reads it, and of its rotary embeddings."""
     config = model.config
-    said = GGUF_CONFIG_MAPPING[
-        {"gemma3_text": "gemma3", "mixtral": "llama", "olmoe": "qwen3_moe"}.get(config.model_type, config.model_type)
-    ]
-    if config.model_type == "mixtral":
-        said = {**said, "expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+    said = GGUF_CONFIG_MAPPING[LIKE.get(config.model_type, config.model_type)]
+    if config.model_type in ("mixtral", "llama4_text", "glm4_moe", "deepseek_v2", "deepseek_v3"):
+        count = "num_local_experts" if hasattr(config, "num_local_experts") else "n_routed_experts"
+        said = {**said, "expert_count": count, "expert_used_count": "num_experts_per_tok"}
     fields = {field: getattr(config, name, None) for field, name in said.items() if name not in (None, "rope_theta")}
     fields["context_length"] = getattr(config, "max_position_embeddings", None)
     fields["expert_feed_forward_length"] = getattr(config, "moe_intermediate_size", None)
@@ -113,6 +140,17 @@ def fields_of(model: PreTrainedModel) -> dict:
         fields["rope.freq_base"] = rotary["rope_theta"]
         fields["rope.dimension_count"] = int(width * (rotary.get("partial_rotary_factor") or 1))
         fields["attention.key_length"] = width
+    fields |= {field: getattr(config, name, None) for field, name in OF_ROUTERS.items()}
+    if config.model_type in ("glm4_moe", "deepseek_v3"):
+        fields["expert_gating_func"] = 2
+    if config.model_type == "llama4_text":
+        fields |= {"feed_forward_length": config.intermediate_size_mlp}
+        fields |= {"expert_feed_forward_length": config.intermediate_size}
+    if hasattr(config, "kv_lora_rank"):
+        fields |= {"attention.q_lora_rank": config.q_lora_rank, "attention.kv_lora_rank": config.kv_lora_rank}
+        fields |= {"attention.key_length": config.kv_lora_rank + config.qk_rope_head_dim, "attention.head_count_kv": 1}
+        fields |= {"attention.value_length": config.kv_lora_rank, "attention.value_length_mla": config.v_head_dim}
+        fields |= {"attention.key_length_mla": config.qk_head_dim, "rope.dimension_count": config.qk_rope_head_dim}
     return {field: value for field, value in fields.items() if value is not None}
 
 

@@ -46,10 +46,12 @@ SHAPE |= {"shared_expert_intermediate_size": 16, "first_k_dense_replace": 1, "mo
 KINDS = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "olmoe", "glm4_moe", "phimoe", "granitemoe", "ernie4_5_moe")
 OUTSIDE = ("llama4_text", "longcat_flash")  # of transformers' registry; their sums are in another order, 1e-7 away
 KINDS += OUTSIDE
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+LATENT |= {"num_key_value_heads": 4}
 SIZES = {  # of fields that other types do not have, or have with other values
-    "longcat_flash": {"num_hidden_layers": 4, "ffn_hidden_size": 48, "expert_ffn_hidden_size": 16, "zero_expert_num": 2}
-    | {"moe_topk": 2, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
-    | {"v_head_dim": 8, "num_key_value_heads": 4},
+    "longcat_flash": {"num_hidden_layers": 4, "ffn_hidden_size": 48, "expert_ffn_hidden_size": 16}
+    | {"zero_expert_num": 2, "moe_topk": 2, **LATENT},
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), LATENT),
 }
 MIXTURES = ("mixtral", "gpt-oss")
 LARGE = 20.0  # beyond what units of these models have, and below what the largest of GPT-OSS, which are clamped, can

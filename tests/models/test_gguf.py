@@ -52,6 +52,10 @@ OF_MIXTURES = (
     "mixtral",
     "olmoe",
     "qwen2_moe",
+    "glm4_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "llama4_text",
 )  # whose files transformers by itself does not read, or not all of
 CASES = {
     name: kind
@@ -134,7 +138,7 @@ TURNED = {"rope_type": "default", "rope_theta": 77.0}
 def test_mixtures(kind, tmp_path, blocks):
     """All experts of a layer are a tensor, for each kind of projection."""
     of_kind = {
-        "norm_topk_prob": kind not in ("olmoe", "qwen2_moe"),
+        "norm_topk_prob": kind not in ("olmoe", "qwen2_moe", "deepseek_v2"),
         "rope_parameters": {"rope_type": "default", "rope_theta": 77.0},
     }
     model = mixture(kind, **of_kind, intermediate_size=64, moe_intermediate_size=64)
@@ -154,11 +158,67 @@ def test_mixtures(kind, tmp_path, blocks):
     for own, parameter in packed.named_parameters():
         if own.endswith("down_proj"):
             exact = model.get_parameter(own)
-            groups = (exact.mT if kind == "gpt_oss" else exact).unflatten(-1, (-1, 32))
-            found = (parameter.mT if kind == "gpt_oss" else parameter).unflatten(-1, (-1, 32))
+            turned = kind in ("gpt_oss", "llama4_text")
+            groups = (exact.mT if turned else exact).unflatten(-1, (-1, 32))
+            found = (parameter.mT if turned else parameter).unflatten(-1, (-1, 32))
             step = 2.0 ** (groups.abs().amax(-1, keepdim=True).log2().floor() - 2)
             assert ((found / step * 2).round() == found / step * 2).all() and not torch.equal(found, groups)
             assert ((found - groups).abs() <= 2 * step).all()
+
+
+def with_next_tokens(fields: dict, tensors: dict) -> tuple[dict, dict]:
+    """With a layer at the end that predicts a further token."""
+    more = {name.replace("blk.1.", "blk.2."): one for name, one in tensors.items() if name.startswith("blk.1.")}
+    more["blk.2.nextn.eh_proj.weight"] = np.zeros((32, 64), np.float32)
+    return fields | {"block_count": 3, "nextn_predict_layers": 1}, tensors | more
+
+
+def with_heads_together(fields: dict, tensors: dict) -> tuple[dict, dict]:
+    """As older files have latent attention: keys and values of a head in one tensor, and its own widths."""
+    keys, values = ([name for name in tensors if f".attn_{kind}_b." in name] for kind in "kv")
+    whole = {
+        name.replace("_k_b.", "_kv_b."): np.concatenate([tensors[name].swapaxes(1, 2), tensors[other]], 1).reshape(
+            -1, 16
+        )
+        for name, other in zip(keys, values, strict=True)
+    }
+    widths = {f"attention.{name}_length": fields[f"attention.{name}_length_mla"] for name in ("key", "value")}
+    left = {name: one for name, one in fields.items() if not name.endswith("_mla")}
+    return left | widths, {name: one for name, one in tensors.items() if name not in (*keys, *values)} | whole
+
+
+def with_yarn(fields: dict, tensors: dict) -> tuple[dict, dict]:
+    scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 16, "yarn_log_multiplier": 0.1}
+    return fields | {f"rope.scaling.{name}": value for name, value in scaling.items()}, tensors
+
+
+SCALED_LOGITS = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "rotary"),
+    [
+        ("glm4_moe", with_next_tokens, {"rope_type": "default", "partial_rotary_factor": 0.5}),
+        ("deepseek_v3", with_heads_together, {"rope_type": "default"}),
+        ("deepseek_v3", with_yarn, SCALED_LOGITS),
+        ("deepseek_v2", with_yarn, SCALED_LOGITS),
+    ],
+)
+def test_what_files_of_mixtures_have_besides(kind, change, rotary, tmp_path, blocks):
+    model = mixture(kind, rope_parameters=rotary | {"rope_theta": 77.0}, norm_topk_prob=kind != "deepseek_v2")
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer += torch.linspace(-1, 1, len(buffer))
+    fields, tensors = change(fields_of(model) | vocabulary(100), tensors_of(model))
+    architecture = gguf_files.OTHER_NAMES[kind]
+    ours = load_model(str(write_gguf(tmp_path / "small.gguf", architecture, fields, tensors)))
+    assert torch.equal(ours(blocks).logits, model(blocks).logits)
 
 
 @pytest.mark.parametrize("kind", sorted(UNREADABLE))
@@ -321,15 +381,16 @@ LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16}
 
 
-def test_rotary_embeddings_of_llama_3(tmp_path, blocks):
+@pytest.mark.parametrize("high", [4.0, 1.0])
+def test_rotary_embeddings_of_llama_3_and_4(high, tmp_path, blocks):
     """Whose files have the factor of each frequency, by the formula of Meta's code."""
     wavelengths = 2 * np.pi * 1e6 ** (np.arange(0, 8, 2) / 8)
-    smooth = (8192 / wavelengths - 1) / (4 - 1)
+    smooth = (8192 / wavelengths - 1) / max(high - 1, 1)
     factors = 1 / ((1 - smooth) / 32 + smooth)
-    factors = np.where(wavelengths < 8192 / 4, 1, np.where(wavelengths > 8192, 32, factors)).astype(np.float32)
-    assert len(set(factors)) > 2
-    scaled = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-    parameters = scaled | {"rope_type": "llama3", "rope_theta": 1e6}
+    factors = np.where(wavelengths < 8192 / high, 1, np.where(wavelengths > 8192, 32, factors)).astype(np.float32)
+    assert len(set(factors)) > 2 or high == 1
+    scaled = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": high}
+    parameters = scaled | {"original_max_position_embeddings": 8192, "rope_type": "llama3", "rope_theta": 1e6}
     model, ours = rotary(tmp_path, parameters, {}, factors)
     torch.testing.assert_close(ours(blocks).logits, model(blocks).logits, rtol=1e-5, atol=1e-6)
     with pytest.raises(UserError, match="otherwise than Llama 3"):
@@ -382,7 +443,7 @@ def test_rotary_embeddings_that_would_be_other_ones(tmp_path):
         (LINEAR | {"rope.scaling.attn_factor": 1.5}, r"multiplies rotary embeddings by 1.5 .* YaRN alone"),
         (LINEAR | {"rope.scaling.yarn_ext_factor": 1.0}, "mixes YaRN by a share of 1.0"),
         (LINEAR | {"rope.scaling.factor": -4.0}, "'rope.scaling.factor' is -4.0"),
-        (YARN | {"rope.scaling.yarn_log_multiplier": 0.1}, "says llama.rope.scaling.yarn_log_multiplier 0.1"),
+        (YARN | {"rope.scaling.yarn_log_multiplier": 0.1}, "says rope.scaling.yarn_log_multiplier 0.1, which llama"),
         ({"rope.scaling.alpha": 1000.0}, "says llama.rope.scaling.alpha 1000.0, and llama as transformers"),
         ({"rope.freq_base": 0.0}, "'rope.freq_base' is 0.0"),
         ({"rope.freq_base_swa": 100.0}, "of two bases"),

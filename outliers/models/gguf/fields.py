@@ -67,6 +67,7 @@ class Field(NamedTuple):
     used: Callable[[PretrainedConfig], bool] = lambda _config: True
 
 
+GATES = dict.fromkeys(("glm4_moe", "deepseek_v3", "llama4_text"), 2)  # sigmoids; those of others are a softmax, 1
 FIELDS = {
     "block_count": Field(("num_hidden_layers",)),
     "decoder_block_count": Field(("num_decoder_layers",)),
@@ -121,9 +122,11 @@ FIELDS = {
     ),
     "expert_shared_feed_forward_length": Field(("shared_expert_intermediate_size",)),
     "expert_shared_count": Field(("n_shared_experts",)),
-    "expert_weights_norm": Field(("norm_topk_prob",), _only(False)),
+    "expert_weights_norm": Field(
+        ("norm_topk_prob",), _only(False), used=lambda config: config.model_type != "deepseek_v2"
+    ),
     "expert_weights_scale": Field(("routed_scaling_factor",), _only(0, 1)),
-    "expert_gating_func": Field((), _only(0, 1)),  # none, or softmax
+    "expert_gating_func": Field((), lambda value, config: value in (0, GATES.get(config.model_type, 1))),
     "expert_group_count": Field(("n_group",), _only(0, 1)),
     "expert_group_used_count": Field(("topk_group",), _only(0, 1)),
     "leading_dense_block_count": Field(("first_k_dense_replace",)),
@@ -131,7 +134,6 @@ FIELDS = {
     "moe_every_n_layers": Field((), _only(0, 1)),
     "nextn_predict_layers": Field(),
     "rope.dimension_sections": Field(),
-    "rope.scaling.yarn_log_multiplier": Field(),
     "rope.scaling.yarn_attn_factor": Field((), _only(1)),
     # fields that llama.cpp reads and does not compute with, or not for logits
     "tensor_data_layout": Field((), _any),

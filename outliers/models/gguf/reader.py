@@ -19,6 +19,13 @@ import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError, first_of
+from outliers.models.gguf.architectures import (
+    BY_FIELDS,
+    keys_and_values,
+    latent_tensors,
+    made_by_fields,
+    without_next_tokens,
+)
 from outliers.models.gguf.experts import expert_tensors, joined
 from outliers.models.gguf.fields import say_fields, with_one_value
 from outliers.models.gguf.header import Header, Tensor, read_header, refusals, remembered
@@ -34,9 +41,10 @@ from outliers.models.stored.tensors import Lazy
 PROJECTIONS = ("attn_output", "ffn_gate", "ffn_down")  # whose biases may be missing while others, see BIASES, exist
 MODEL_TYPES = (  # of configurations whose models are read, which tests compare with transformers' own
     *("gpt2", "bloom", "llama", "mistral", "qwen2", "qwen3", "phi3", "stablelm", "starcoder2", "gemma2"),
-    *("gemma3_text", "falcon", "qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss", "olmoe", "t5", "umt5"),
+    *("gemma3_text", "falcon", "qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss", "olmoe", "glm4_moe", "deepseek_v2"),
+    *("deepseek_v3", "llama4_text", "t5", "umt5"),
 )
-BY_FIELDS = ("olmoe",)  # architectures that transformers does not read, whose header sets the whole configuration
+CORRECTION = "e_score_correction"  # of routers: a buffer in transformers, and a bias in files
 ALIGNED = 64  # bytes at whose multiples tensors of torch begin
 KINDS = {  # types of fields by their Python types
     bool: gguf.GGUFValueType.BOOL,
@@ -59,8 +67,11 @@ def unread_fields(file: Path) -> list[str]:
 @remembered
 def _read_config(file: Path) -> tuple[PretrainedConfig, list[str]]:
     """Return the configuration of a file's model, and the names of fields that are not read."""
-    header = with_one_value(read_header(file))
-    config = (_by_fields if header.architecture in BY_FIELDS else _by_transformers)(header)
+    header = without_next_tokens(with_one_value(read_header(file)))
+    if header.architecture in BY_FIELDS:
+        config, header = made_by_fields(header)
+    else:
+        config = _by_transformers(header)
     if header.architecture == "llama" and header.of_model("expert_count"):  # for llama.cpp no type of its own
         fields = AutoConfig.for_model("mixtral").to_dict().keys() & config.to_dict().keys() - {"model_type"}
         config = AutoConfig.for_model("mixtral", **{name: getattr(config, name) for name in fields})
@@ -85,13 +96,6 @@ def check_tensors(file: Path) -> None:
 def stored_type(file: Path) -> str | None:
     """Return the quantization type of a file, see `Header.type`."""
     return read_header(file).type
-
-
-def _by_fields(header: Header) -> PretrainedConfig:
-    """Return the usual configuration of an architecture, which `say_fields` completes, with the tokens of a header."""
-    tokens = {f"{name}_token_id": header.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
-    tied = all(tensor.name != "output.weight" for tensor in header.tensors)
-    return AutoConfig.for_model(header.architecture, **tokens, pad_token_id=None, tie_word_embeddings=tied)
 
 
 def _by_transformers(header: Header) -> PretrainedConfig:
@@ -154,7 +158,7 @@ def read_tensors(file: Path, model: PreTrainedModel) -> dict[str, Lazy]:
         UserError: the file lacks a part of the model, or has additional tensors.
     """
     with refusals(file):
-        header, expected = read_header(file), model.state_dict()
+        header, expected = without_next_tokens(read_header(file)), model.state_dict()
         processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=model.config.to_dict())
         # transformers would build a table of all tensors for each module; the base model's is enough, because some
         # architectures are converted without its prefix.
@@ -163,8 +167,10 @@ def read_tensors(file: Path, model: PreTrainedModel) -> dict[str, Lazy]:
         base = _Names(model.config, inside, {})
         names = _Names(model.config, expected, {model.base_model_prefix: base})
         own_names = get_gguf_hf_weights_map(names, processor, header.architecture)
+        own_names = {name: own.replace(f"{CORRECTION}.bias", f"{CORRECTION}_bias") for name, own in own_names.items()}
         of_experts = expert_tensors(model, header.tensors)
-        parts = defaultdict(list, {own_name: of_it for own_name, (of_it, _) in of_experts.items()})
+        latent = dict(latent_tensors(model, header.tensors))
+        parts = defaultdict(list, latent | {own_name: of_it for own_name, (of_it, _) in of_experts.items()})
         placed = {tensor.name for of_it in parts.values() for tensor in of_it}
         for tensor in (one for one in header.tensors if one.name not in placed):
             parts[next((own_names[name] for name in _names(tensor) if name in own_names), None)].append(tensor)
@@ -176,6 +182,8 @@ def read_tensors(file: Path, model: PreTrainedModel) -> dict[str, Lazy]:
         def made(own_name: str) -> Callable[[list[Tensor]], torch.Tensor]:
             if own_name in of_experts:
                 return partial(joined, of_experts[own_name][1], header)
+            if own_name in latent:
+                return partial(keys_and_values, header)
             return partial(_processed, header, own_name, processor.process)
 
         tensors = {}
@@ -238,7 +246,8 @@ def _check_complete(
     """Raise UserError unless the file has exactly the model's tensors; raise what gguf raises if it cannot
     dequantize one."""
     expected = model.state_dict()
-    missing = [tensor_name for tensor_name, _ in model.named_parameters() if tensor_name not in {*parts, *zeros}]
+    own = (*dict(model.named_parameters()), *(name for name, _ in model.named_buffers() if name in expected))
+    missing = [tensor_name for tensor_name in own if tensor_name not in {*parts, *zeros}]
     wrong = [
         tensor_name
         for tensor_name, stored in parts.items()
@@ -262,7 +271,7 @@ class _Names(NamedTuple):
     children: dict
 
     def state_dict(self) -> dict:
-        return self.tensors
+        return {name.replace(f"{CORRECTION}_bias", f"{CORRECTION}.bias"): one for name, one in self.tensors.items()}
 
     def named_children(self):
         return self.children.items()

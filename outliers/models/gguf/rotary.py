@@ -14,16 +14,16 @@ from outliers.models.gguf.header import Header
 LLAMA3 = {
     "rope_type": "llama3",
     "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+HIGH = (4.0, 1.0)  # values of "high_freq_factor", the second one of Llama 4
 FREQUENCIES = "rope_freqs.weight"
 SCALING = "rope.scaling."
 # Fields that are read here, including the name of a linear factor in files of 2023.
 READ = (
     *("rope.freq_base", "rope.freq_base_swa", "rope.dimension_count", "rope.dimension_count_swa", "rope.scale_linear"),
     *(f"{SCALING}{name}" for name in ("type", "factor", "attn_factor", "original_context_length", "finetuned")),
-    *(f"{SCALING}yarn_{name}" for name in ("ext_factor", "beta_fast", "beta_slow")),
+    *(f"{SCALING}yarn_{name}" for name in ("ext_factor", "beta_fast", "beta_slow", "log_multiplier")),
 )
 
 
@@ -87,12 +87,20 @@ def _say_scaling(parameters: dict, config: PretrainedConfig, header: Header, fil
             f"'{file}' mixes YaRN by a share of {mixing} into rotary embeddings that are scaled by '{kind}'; use "
             "safetensors"
         )
+    latent, logarithm = hasattr(config, "kv_lora_rank"), said("yarn_log_multiplier", 0.0)
+    if logarithm and not (latent and kind == "yarn"):
+        raise UserError(
+            f"'{file}' says {SCALING}yarn_log_multiplier {logarithm:.6g}, which {config.model_type} as transformers "
+            "computes it has no place for; use safetensors"
+        )
     if kind == "yarn":
+        if latent:  # whose logits are scaled in the place of keys and queries
+            parameters |= dict.fromkeys(("mscale", "mscale_all_dim"), round(10 * logarithm, 6))
         parameters |= {
             "rope_type": kind,
             "factor": factor,
             "original_max_position_embeddings": said("original_context_length", config.max_position_embeddings),
-            "attention_factor": attention * (1 + 0.1 * math.log(max(factor, 1))),
+            "attention_factor": attention if latent else attention * (1 + 0.1 * math.log(max(factor, 1))),
             "beta_fast": said("yarn_beta_fast", 32.0),
             "beta_slow": said("yarn_beta_slow", 1.0),
         }
@@ -114,8 +122,10 @@ def _say_frequencies(parameters: dict, config: PretrainedConfig, header: Header,
             f"'{file}' scales rotary embeddings twice, by '{SCALING}*' and by {FREQUENCIES}; use safetensors"
         )
     factors = torch.from_numpy(header.read(tensor))
-    parameters |= LLAMA3 | {"factor": float(factors.max())}
-    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](copy.deepcopy(config))
-    plain = parameters["rope_theta"] ** -(torch.arange(0, 2 * len(frequencies), 2) / (2 * len(frequencies)))
-    if factors.shape != plain.shape or not torch.allclose(plain / frequencies, factors, rtol=1e-4):
-        raise UserError(f"'{file}' scales the frequencies of rotary embeddings otherwise than Llama 3; use safetensors")
+    for high in HIGH:
+        parameters |= LLAMA3 | {"factor": float(factors.max()), "high_freq_factor": high}
+        frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](copy.deepcopy(config))
+        plain = parameters["rope_theta"] ** -(torch.arange(0, 2 * len(frequencies), 2) / (2 * len(frequencies)))
+        if factors.shape == plain.shape and torch.allclose(plain / frequencies, factors, rtol=1e-4):
+            return
+    raise UserError(f"'{file}' scales the frequencies of rotary embeddings otherwise than Llama 3; use safetensors")

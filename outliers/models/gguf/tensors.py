@@ -10,8 +10,10 @@ from outliers.errors import UserError
 # The names in llama.cpp of architectures with other names in configurations.
 ARCHITECTURES = {
     "gemma3_text": "gemma3",
+    "glm4_moe": "glm4moe",
     "gpt_neox": "gptneox",
     "gpt_oss": "gpt-oss",
+    "llama4_text": "llama4",
     "mistral": "llama",
     "mixtral": "llama",
     "modernbert": "modern-bert",
