@@ -234,6 +234,25 @@ def test_a_trace_sees_inside_every_expert(case, blocks, tmp_path):
                 assert torch.equal(found.statistics["experts.max"][layer.number, number], units.amax(0))
 
 
+def test_an_expert_that_is_skipped_stays_exact_while_streamed(blocks, tmp_path):
+    """As if exact layers stood in its place, beside routers that are quantized."""
+    model = make_model("mixtral").requires_grad_(False)
+    model.save_pretrained(tmp_path)
+    (number,) = trace(model, blocks).expert_shares().query("layer == 1").sort_values("share").tail(1)["expert"]
+    changed = quantize(model, "w4a4+router")
+    whole = perplexity(changed, blocks)
+    expert = layers_of(changed)[1].module.mlp.experts.get_submodule(str(number))
+    for name, quantized in list(expert.named_children()):
+        exact = torch.nn.Linear(*quantized.weight.T.shape, bias=False)
+        exact.weight = torch.nn.Parameter(quantized.weight.clone(), requires_grad=False)
+        expert.add_module(name, exact)
+    expected = perplexity(changed, blocks)
+    skipped = variant(f"w4a4+router+skip=layers.1.experts.{number}")
+    for given in (model, stream_model(str(tmp_path))):
+        assert perplexities(given, blocks, [skipped]) == [pytest.approx(expected, rel=1e-6)] != [whole]
+        assert perplexities(given, blocks, [variant("w4a4+router")]) == [pytest.approx(whole, rel=1e-6)]
+
+
 def test_a_finding_names_the_expert_that_adds_a_massive_activation(blocks):
     model = make_model("mixtral").requires_grad_(False)
     usual = trace(model, blocks)
