@@ -5,6 +5,7 @@ import gc
 import importlib.util
 import itertools
 import os
+import pkgutil
 import re
 import shutil
 import signal
@@ -218,6 +219,53 @@ def install(tmp_path, monkeypatch):
     plugins.plugins.cache_clear()
     yield make
     plugins.plugins.cache_clear()
+
+
+@pytest.fixture
+def constants(monkeypatch) -> Callable[..., None]:
+    """A function that gives names of a module other values: sizes from which on it does otherwise, its network."""
+
+    def set_them(module: str, **values) -> None:
+        for name, value in values.items():
+            monkeypatch.setattr(f"{module}.{name}", value)
+
+    return set_them
+
+
+@pytest.fixture
+def ship(constants) -> Callable[[dict[str, Path]], None]:
+    """A function that lets the project come with other files of experiments, by name."""
+    readers = ("outliers.config.files", "outliers.app", "outliers.paper.report")
+    return lambda known: [constants(module, experiment_files=lambda: known) for module in readers]
+
+
+@pytest.fixture
+def lacking(monkeypatch) -> Callable[..., None]:
+    """A function that lets others, which ask what there is, answer that there is nothing."""
+
+    def lack(*questions: str) -> None:
+        for question in questions:
+            monkeypatch.setattr(question, lambda *_, **__: None)
+
+    return lack
+
+
+@pytest.fixture
+def calls_of(monkeypatch) -> Callable[..., list[tuple]]:
+    """A function that returns a list of the arguments of all later calls of another, and may act before each."""
+
+    def listen(function: str, act: Callable[[list[tuple]], object] = len) -> list[tuple]:
+        usual, calls = pkgutil.resolve_name(function), []
+
+        def called(*given, **named):
+            calls.append(given)
+            act(calls)
+            return usual(*given, **named)
+
+        monkeypatch.setattr(function, called)
+        return calls
+
+    return listen
 
 
 @contextmanager

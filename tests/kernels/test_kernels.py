@@ -144,13 +144,13 @@ def test_16_bit_input_is_quantized_in_float32(dtype):
     "shape", [(1, 1, 1), (24, 1, 32), (3, 7, 5), (17, 64, 8), (40, 5140, 9), (2, reference.LARGEST_K, 2)]
 )
 @pytest.mark.parametrize("path", ["native", "floats", "padded"])
-def test_int8_matmul_is_exact(monkeypatch, path, shape):
+def test_int8_matmul_is_exact(lacking, path, shape):
     m, k, n = shape
     a, b = torch.randint(-127, 128, (m, k), dtype=torch.int8), torch.randint(-127, 128, (n, k), dtype=torch.int8)
     a[-1], b[-1] = (torch.randint(-128, -100, (k,)) for _ in range(2))  # large sums, every other odd
     a[0], b[0] = 127, 127  # the largest sum that there is
     if path == "floats":
-        monkeypatch.setattr("torch.cpu._is_vnni_supported", lambda: False)
+        lacking("torch.cpu._is_vnni_supported")
     product = reference._padded_int_mm if path == "padded" else reference.int8_matmul
     with torch.autocast("cpu", torch.bfloat16):  # which is for other products
         got = product(a, b)
@@ -368,9 +368,9 @@ def test_a_prepared_weight_stays_with_its_backend(monkeypatch):
     assert torch.allclose(dispatch.linear(x, weight, bias, threshold=1.0), wanted, atol=1e-5)
 
 
-def test_without_int8_units_the_passes_run_around_a_product_in_floats_and_say_so_once(monkeypatch):
+def test_without_int8_units_the_passes_run_around_a_product_in_floats_and_say_so_once(monkeypatch, lacking):
     monkeypatch.delenv("OUTLIERS_KERNELS", raising=False)
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    lacking("torch.cpu._is_vnni_supported")
     weight, x = reference.quantize(torch.randn(5, 7), ROW), torch.randn(3, 7)
     kept = dispatch._kernels, dispatch._warn_without_units
     for function in kept:

@@ -174,9 +174,9 @@ def test_codes_of_all_floats(matrix, scheme):
     assert_codes(matrix, *scheme)
 
 
-def test_the_largest_sum_is_exact(monkeypatch):
+def test_the_largest_sum_is_exact(constants):
     if not HAS_GPU:  # the interpreter takes a fraction of the time for few steps over many features
-        monkeypatch.setattr(few, "LEAST_DEPTH", 4096)
+        constants("outlier_kernels.triton.few", LEAST_DEPTH=4096)
     codes = torch.full((1, reference.LARGEST_K), 127, dtype=torch.int8)
     weight = Quantized(codes, torch.ones(1, 1))
     got = run(torch.full(codes.shape, 127.0), weight)
@@ -224,8 +224,8 @@ def test_layers_are_those_of_the_reference(name, symmetric):
 
 
 @pytest.mark.parametrize("tile", sorted(set(itertools.chain(*tiles.TILES.values()))))
-def test_every_tile(tile, monkeypatch):
-    monkeypatch.setattr(tiles, "choose", lambda *_: tile)
+def test_every_tile(tile, constants):
+    constants("outlier_kernels.triton.tiles", choose=lambda *_: tile)
     x, weight = random(140, 150), reference.quantize(random(70, 150), int8(False))
     scheme = {"activations": int8(False), "threshold": 3.0}
     assert_same_output(run(x, weight, **scheme), reference.linear(x, weight, **scheme))
@@ -549,10 +549,9 @@ def test_states_that_are_not_finite(bad):
     assert (raised.value.place, raised.value.feature) == ("here", 133)
 
 
-def test_hits_of_more_states_than_a_report_has_room_for(monkeypatch):
+def test_hits_of_more_states_than_a_report_has_room_for(constants):
     """A full report is read in between."""
-    monkeypatch.setattr(triton_states, "MOST", 2)
-    monkeypatch.setattr(triton_states, "LEAST_ROOM", 1)
+    constants("outlier_kernels.triton.states", MOST=2, LEAST_ROOM=1)
     found, sizes = states.Found(), (3, 3, 40, 3, 40)
     given = [5 * random(2, features) for features in sizes]
     for place, x in enumerate(given):

@@ -20,7 +20,6 @@ from outliers.metrics.errors import block_errors
 from outliers.metrics.perplexity import perplexity, perplexity_of, read_logits, variant_losses
 from outliers.metrics.places import exchange_losses, exchanges
 from outliers.metrics.records import Errors, Inputs, Places
-from outliers.models import head
 from outliers.models.anatomy import projections
 from outliers.models.anatomy.trust import check_found
 from outliers.models.decoder import run_decoder
@@ -101,13 +100,10 @@ def test_tokens_whose_output_is_zero_have_no_error_by_token(blocks):
     assert found.ratios == pytest.approx((error / exact[there].square().sum(1)).sum().item(), rel=1e-4)
 
 
-def test_errors_of_all_schemes_come_from_one_pass_and_are_those_of_each(blocks, monkeypatch):
+def test_errors_of_all_schemes_come_from_one_pass_and_are_those_of_each(blocks, calls_of):
     model = make_model("llama")
     check_found(model)  # once for all, which passes a few tokens
-    passes, forward = [], type(model.base_model).forward
-    monkeypatch.setattr(
-        type(model.base_model), "forward", lambda *args, **more: passes.append(1) or forward(*args, **more)
-    )
+    passes = calls_of("transformers.models.llama.modeling_llama.LlamaModel.forward")
     schemes = [SCHEMES[name] for name in TABLE1[1:]]
     together = block_errors(model, blocks, [Quantized(scheme) for scheme in schemes])
     assert len(passes) == len(blocks)
@@ -171,9 +167,9 @@ def test_what_is_skipped_whole_is_no_place(blocks):
 
 @pytest.mark.parametrize("case", ["gpt2", "gemma2", "granite"])
 @pytest.mark.parametrize(("head_outputs", "scale"), [(7, 1), (4096, 1), (33, 100)])
-def test_divergence_and_agreement_are_those_of_all_logits(case, head_outputs, scale, blocks, monkeypatch):
+def test_divergence_and_agreement_are_those_of_all_logits(case, head_outputs, scale, blocks, constants):
     """However the head is cut, and where almost all probability is on one token."""
-    monkeypatch.setattr(head, "HEAD_OUTPUTS", head_outputs)
+    constants("outliers.models.head", HEAD_OUTPUTS=head_outputs)
     model = make_model(case)
     with torch.no_grad():
         model.get_output_embeddings().weight.mul_(scale)

@@ -11,13 +11,11 @@ import pytest
 import torch
 
 from outliers import UserError, ablate, load_text, perplexities, perplexity, quantize, trace, variant
-from outliers.metrics import states
 from outliers.metrics.latency import latency
 from outliers.metrics.layers import layer_by_layer
 from outliers.metrics.places import exchange_losses, exchanges
 from outliers.metrics.records import Agreement, Perplexity
 from outliers.metrics.states import MEASUREMENT as STATES
-from outliers.models import head
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.anatomy.trust import check_found
 from outliers.models.decoder import map_blocks
@@ -42,10 +40,10 @@ def own_loss(model, blocks) -> float:
 
 @pytest.mark.parametrize("head_outputs", [7, 4096])
 @pytest.mark.parametrize("case", [*FIVE, "gemma2", "granite"])
-def test_equals_the_models_own_loss(case, blocks, monkeypatch, head_outputs):
+def test_equals_the_models_own_loss(case, blocks, constants, head_outputs):
     model = make_model(case)
     """Whatever lies between its last layer and its logits, and however the head is cut."""
-    monkeypatch.setattr(head, "HEAD_OUTPUTS", head_outputs)
+    constants("outliers.models.head", HEAD_OUTPUTS=head_outputs)
     assert perplexity(model, blocks) == pytest.approx(own_loss(model, blocks), rel=1e-5)
 
 
@@ -62,7 +60,7 @@ def test_a_variant_of_a_later_layer_is_the_same_from_its_kept_input(case, blocks
     assert [row["value"] for row in rows if row["metric"] == "perplexity"] == perplexities(model, blocks, variants)
 
 
-def test_what_is_asked_of_a_variant_later_takes_no_second_pass(blocks, monkeypatch):
+def test_what_is_asked_of_a_variant_later_takes_no_second_pass(blocks, constants):
     """Of the draws that were measured before, whichever metric they were measured for, as long as there is room."""
     model = make_model("gpt2")
     metrics, passes = (Perplexity(), Perplexity(draws=2), Agreement(draws=2)), []
@@ -77,7 +75,7 @@ def test_what_is_asked_of_a_variant_later_takes_no_second_pass(blocks, monkeypat
 
     kept = values()
     assert len(passes) == 3 * 2 * len(blocks)  # of two variants and of the unquantized model two draws each
-    monkeypatch.setattr(states, "MOST_KEPT", 0)
+    constants("outliers.metrics.states", MOST_KEPT=0)
     assert values() == kept
     assert len(passes) == 2 * 5 * len(blocks)
 
@@ -248,9 +246,9 @@ def test_trained_model_on_c4():
     assert perplexity(quantize(model, "llm.int8"), blocks) == pytest.approx(76.64, abs=0.1)
 
 
-def test_blocks_that_pass_at_once_are_those_that_pass_in_turn(blocks, monkeypatch):
+def test_blocks_that_pass_at_once_are_those_that_pass_in_turn(blocks, constants):
     """Where nobody's hook looks at them one by one: results come in the order of the blocks, and errors too."""
-    monkeypatch.setattr("outliers.models.decoder.SHORTEST", 1)
+    constants("outliers.models.decoder", SHORTEST=1)
     model, running, most = make_model("llama"), [], []
 
     def see(number: int, block: torch.Tensor) -> float:
@@ -287,9 +285,9 @@ def test_blocks_that_pass_at_once_are_those_that_pass_in_turn(blocks, monkeypatc
 
 
 @pytest.mark.parametrize("case", ["gpt2", "llama"])
-def test_blocks_at_once_have_the_values_of_one_thread(case, blocks, monkeypatch):
+def test_blocks_at_once_have_the_values_of_one_thread(case, blocks, constants):
     """Of whole passes and of exchanged layers, which take layers of the model out of their places."""
-    monkeypatch.setattr("outliers.models.decoder.SHORTEST", 1)
+    constants("outliers.models.decoder", SHORTEST=1)
     model, several, absmax = make_model(case), blocks.repeat(4, 1), variant("absmax")
     variants = list(map(variant, ("absmax", "llm.int8+only=layers.1", "zero(1@q/up)", "shuffle(1,2)")))
 
@@ -330,12 +328,12 @@ def in_new_thread(function):
 
 
 @pytest.mark.parametrize(("most", "made"), [(2**28, 2), (0, 4)])
-def test_exact_logits_are_made_twice_at_most(blocks, monkeypatch, most, made):
+def test_exact_logits_are_made_twice_at_most(blocks, constants, calls_of, most, made):
     """Once for one variant that is compared with them, and once for all that follow, where there is room."""
-    monkeypatch.setattr(states, "MOST_KEPT", most)
-    model, usual, heads = make_model("gpt2"), head.Head.logits, []
+    constants("outliers.metrics.states", MOST_KEPT=most)
+    model = make_model("gpt2")
     check_found(model)  # once for all, which makes a few logits
-    monkeypatch.setattr(head.Head, "logits", lambda one, *given: heads.append(one) or usual(one, *given))
+    heads = calls_of("outliers.models.head.Head.logits")
 
     def values(*names: str) -> list[float]:
         subject = Given(model, blocks[:1])

@@ -213,13 +213,13 @@ def test_bitsandbytes_layers_compute_what_our_scheme_of_their_name_does(case):
 
 
 @needs_bitsandbytes
-def test_bitsandbytes_is_timed_beside_our_schemes(tmp_path, caplog, monkeypatch):
+def test_bitsandbytes_is_timed_beside_our_schemes(tmp_path, caplog, monkeypatch, lacking):
     asked = {**SMALL, "models": ["pocket/gpt2-0.1m"], "schemes": ["fp32", "llm.int8", "bitsandbytes"]}
     rows = run(Latency(**asked), tmp_path)
     of_peer = [row for row in rows if row["scheme"] == "bitsandbytes"]
     assert {row["kernels"] for row in of_peer} == {"bitsandbytes"}
     assert of_peer[0]["weights_bytes"] < next(row["weights_bytes"] for row in rows if row["scheme"] == "fp32")
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    lacking("importlib.util.find_spec")
     monkeypatch.setattr(logging.getLogger("outliers"), "propagate", True)
     with caplog.at_level("INFO"):
         assert [row["scheme"] for row in run(Latency(**asked), tmp_path)] == [

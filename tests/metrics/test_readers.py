@@ -101,10 +101,8 @@ def test_probabilities_that_underflow_are_clamped():
     assert found[1].tolist() == pytest.approx([0.5 + 1 / 3, 2, 0, 2], abs=1e-6)
 
 
-def test_metrics_of_attention_share_a_pass_and_are_those_alone(tmp_path, monkeypatch, blocks):
-    passes = []
-    usual = attention.attended
-    monkeypatch.setattr(attention, "attended", lambda *given: passes.append(given) or usual(*given))
+def test_metrics_of_attention_share_a_pass_and_are_those_alone(tmp_path, calls_of, blocks):
+    passes = calls_of("outliers.metrics.attention.attended")
     fields = {"models": ["pocket/gpt2-0.1m"], "variants": ["fp32", "zero(3@k)", "zero(3)"], "block": 32, "blocks": 2}
     rows = run(outliers.Cells(metrics=["top1", "sinks"], **fields), tmp_path / "both")
     assert len(passes) == 1

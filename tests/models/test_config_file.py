@@ -137,17 +137,17 @@ def test_mistakes_show_before_heavy_imports(folder, tmp_path):
 
 
 @pytest.fixture
-def hub(monkeypatch, tmp_path):
+def hub(monkeypatch, constants, tmp_path):
     """A cache of the hub's client that is empty, and a hub that nobody has asked yet, and that nobody reaches."""
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", no_network)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(source, "_silent_since", -float("inf"))
+    constants("huggingface_hub.constants", HF_HUB_CACHE=str(tmp_path / "hub"))
+    constants("outliers.models.source", _silent_since=-float("inf"))
     source._see_on_hub.cache_clear()
     yield tmp_path / "hub"
     source._see_on_hub.cache_clear()
 
 
-def test_a_hub_that_does_not_answer(hub, monkeypatch):
+def test_a_hub_that_does_not_answer(hub, monkeypatch, constants):
     """It takes the connection, and says nothing. It is asked once, and not for longer than it may take."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         accepted = []
@@ -158,7 +158,7 @@ def test_a_hub_that_does_not_answer(hub, monkeypatch):
             return ASK_HUB(HfApi(endpoint=address), name, timeout=60)
 
         monkeypatch.setattr("huggingface_hub.HfApi.model_info", asked)
-        monkeypatch.setattr(source, "SECONDS_FOR_THE_HUB", 1)
+        constants("outliers.models.source", SECONDS_FOR_THE_HUB=1)
         start = time.monotonic()
         for name in ("gpt2", "facebook/opt-125m"):
             with pytest.raises(UserError, match=f"cannot reach the hub to load '{name}'"):
@@ -167,9 +167,9 @@ def test_a_hub_that_does_not_answer(hub, monkeypatch):
         assert len(accepted) == 1
 
 
-def test_the_hub_is_asked_once_for_a_model(hub, monkeypatch):
-    asked = []
-    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *arguments, **_: asked.append(arguments))
+def test_the_hub_is_asked_once_for_a_model(hub, lacking, calls_of):
+    lacking("huggingface_hub.HfApi.model_info")
+    asked = calls_of("huggingface_hub.HfApi.model_info")
     assert find_model("gpt2") == find_model("gpt2") == ("gpt2", None, False, None, False)
     assert len(asked) == 1
     assert find_model("gpt2", "step1000") == ("gpt2", "step1000", False, None, False), "by branch, see find_model"

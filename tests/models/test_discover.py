@@ -42,9 +42,9 @@ def test_a_pass_finds_what_is_known(case):
     assert [[len([*alike]), layer] for layer, alike in itertools.groupby(found)] == KNOWN[case]
 
 
-def test_what_was_found_is_kept(monkeypatch, tmp_path):
+def test_what_was_found_is_kept(constants, tmp_path):
     """In the user's cache, for the configuration, not for its name; what is damaged there is found again."""
-    monkeypatch.setattr(found, "CACHE", tmp_path)
+    constants(found.__name__, CACHE=tmp_path)
     configs = [AutoConfig.for_model("phi", **conftest.LLAMA, num_labels=7, name_or_path=name) for name in "ab"]
     first = anatomy_of(configs[0])
     assert anatomy_of(configs[0]) is first and anatomy_of(configs[1]) == first

@@ -12,7 +12,6 @@ import pytest
 
 from outliers import Sweep, UserError
 from outliers.commands.get import get_packaged
-from outliers.config import files
 from outliers.config.files import specify
 from outliers.models import names
 from outliers.models.names import PACKAGED, Packaged, cached_file, packaged_file, packaged_models
@@ -49,10 +48,10 @@ def write_wheel(folder: Path, contents: dict[str, bytes]) -> Path:
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch) -> Path:
+def cache(tmp_path, monkeypatch, constants) -> Path:
     """An empty cache; the tiny model is in the table beside the real ones."""
     monkeypatch.setitem(PACKAGED, "tiny", TINY)
-    monkeypatch.setattr(names, "CACHE", tmp_path / "cache")
+    constants("outliers.models.names", CACHE=tmp_path / "cache")
     return tmp_path / "cache"
 
 
@@ -212,11 +211,11 @@ def test_the_list_of_models(tmp_path):
 
 
 @pytest.fixture
-def shipped(tmp_path, monkeypatch) -> str:
+def shipped(tmp_path, ship) -> str:
     """The name of an experiment that comes with the project, on an embedded and a packaged model."""
     file = tmp_path / "both.yaml"
     file.write_text("models: [pocket/gpt2-0.1m, tiny]\nschemes: [fp32]\nblock: 32\nblocks: 1\n")
-    monkeypatch.setattr(files, "experiment_files", lambda: {"both": file})
+    ship({"both": file})
     return "both"
 
 

@@ -8,7 +8,6 @@ import re
 import runpy
 import shlex
 import shutil
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +31,7 @@ from tests.conftest import LLAMA, ROOT, read
 from tests.gguf_files import save_gguf
 from tests.pages import test_docs
 from tests.pages.test_docs import CARDS, PAGES
+from tests.typed import type_words
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -209,7 +209,7 @@ def run(typed: str, small_model: Path, monkeypatch) -> None:
     last = re.sub(r"\b(layers|blocks)\.\d+(:\d+)?", rf"\1.{LAYERS - 1}", typed)  # in the place of one of many
     arguments = [stands_for.get(argument, argument) for argument in shlex.split(last)[3:]]
     sizes = "" if "--redraw" in arguments else SIZES.get(module.rpartition(".")[2], "")
-    monkeypatch.setattr(sys, "argv", [module, *arguments, *sizes.split()])
+    type_words(monkeypatch, module, *arguments, *sizes.split())
     try:
         runpy.run_module(module, run_name="__main__")
     except SystemExit as stop:
@@ -220,13 +220,12 @@ def run(typed: str, small_model: Path, monkeypatch) -> None:
     "README.md", "docs/", "experiments/", "outliers/app.py", "outliers/commands/", "outliers/terminal/"
 )
 @pytest.mark.parametrize("block", blocks_of("sh"))
-def test_lines_that_need_nothing_run(block, place, small_model, monkeypatch, capsys):
+def test_lines_that_need_nothing_run(block, place, small_model, ship, monkeypatch, capsys):
     ours = [line.typed for line in lines(block) if not line.needs and line.typed.startswith("python")]
     if not ours:
         pytest.skip("every line needs what is not here, and says so")
     known = {name: place / "experiments" / f"{name}.yaml" for name in files.experiment_files()}
-    for module in ("outliers.config.files", "outliers.app", "outliers.paper.report"):
-        monkeypatch.setattr(f"{module}.experiment_files", lambda: known)
+    ship(known)
     monkeypatch.chdir(place)
     for line in ours:
         run(line, small_model, monkeypatch)

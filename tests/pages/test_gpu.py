@@ -13,6 +13,8 @@ sys.path.append(str(ROOT / "scripts"))
 
 import gpu
 
+from tests.typed import type_words
+
 CPU = torch.device("cpu")
 TINY = gpu.Size(
     layers=((4, 64, 32), (40, 64, 32)),
@@ -29,14 +31,14 @@ ROWS = {
 
 
 @pytest.fixture(autouse=True)
-def folder(monkeypatch, tmp_path):
-    monkeypatch.setattr(gpu, "FOLDER", tmp_path)
-    monkeypatch.setattr(sys, "argv", ["gpu.py"])
+def folder(monkeypatch, constants, tmp_path):
+    constants("gpu", FOLDER=tmp_path)
+    type_words(monkeypatch, "gpu.py")
     return gpu.folder_of(CPU)
 
 
-def test_without_a_gpu_it_says_so(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def test_without_a_gpu_it_says_so(lacking, capsys, tmp_path):
+    lacking("torch.cuda.is_available")
     with pytest.raises(SystemExit) as stop:
         gpu.main()
     out, err = capsys.readouterr()
@@ -49,9 +51,8 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_section_leaves_its_rows_and_their_table(name, folder, monkeypatch):
-    monkeypatch.setattr(gpu, "ROUNDS", 1)
-    monkeypatch.setattr(gpu, "CALLS", 1)
+def test_a_section_leaves_its_rows_and_their_table(name, folder, constants):
+    constants("gpu", ROUNDS=1, CALLS=1)
     assert gpu.run_section(name, CPU, TINY) == 0
     left = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
     assert [next(iter(row.values())) for row in left["rows"]] == ROWS[name]
@@ -71,17 +72,17 @@ def test_tests_are_those_that_ask_for_a_gpu():
     assert all("torch.cuda" in read(file) for file in gpu.TESTS)
 
 
-def test_tests_that_fail_are_named(monkeypatch, tmp_path):
+def test_tests_that_fail_are_named(constants, tmp_path):
     wrong = tmp_path / "test_wrong.py"
     wrong.write_text("def test_it(): assert False\n")
-    monkeypatch.setattr(gpu, "TESTS", [str(wrong)])
+    constants("gpu", TESTS=[str(wrong)])
     ((row),) = gpu.run_tests(CPU, TINY)
     assert row["exit_code"] == 1
     assert "test_it" in row["failed"][0]
     assert row["summary"].startswith("1 failed")
 
 
-def test_what_is_there_is_not_run_again(monkeypatch, folder, capsys):
+def test_what_is_there_is_not_run_again(monkeypatch, constants, folder, capsys):
     """A section that fails or hangs leaves nothing, and the others go on; one of other code is run again."""
     ran, bad, of_code = [], {"trace", "schemes"}, gpu.about(CPU)
 
@@ -95,7 +96,7 @@ def test_what_is_there_is_not_run_again(monkeypatch, folder, capsys):
 
     monkeypatch.setattr(subprocess, "run", run)
     sections = {name: (lambda *_: [{"run": "one", "milliseconds": 1.0}], 9) for name in gpu.SECTIONS}
-    monkeypatch.setattr(gpu, "SECTIONS", sections)
+    constants("gpu", SECTIONS=sections)
     assert gpu.run_all(CPU) == 1
     assert ran == list(sections)
     assert {file.stem for file in folder.iterdir()} == set(sections) - bad
@@ -104,7 +105,7 @@ def test_what_is_there_is_not_run_again(monkeypatch, folder, capsys):
     assert gpu.run_all(CPU) == 1
     assert ran == ["trace", "schemes"]
     assert "layers: there already" in capsys.readouterr().out
-    monkeypatch.setattr(gpu, "about", lambda _device: of_code | {"code": "other"})
+    constants("gpu", about=lambda _device: of_code | {"code": "other"})
     ran.clear()
     gpu.run_all(CPU)
     assert ran == list(sections)

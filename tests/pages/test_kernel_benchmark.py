@@ -5,7 +5,6 @@ import sys
 import pandas as pd
 import pytest
 import torch
-from outlier_kernels.cpu import packed
 
 from outliers.metrics.linear_layer import ways
 from outliers.published.numbers import numbers_of
@@ -15,6 +14,8 @@ from tests.small_models import needs_int8_units
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import linear_layer
+
+from tests.typed import type_words
 
 CPU = torch.device("cpu")
 PASSES = ["feature extremes", "absmax codes", "finish packed"]
@@ -39,14 +40,14 @@ def test_types_of_machines(name, units, expected):
 
 
 @pytest.fixture
-def unknown_layout(monkeypatch):
+def unknown_layout(lacking):
     """Weights whose layout is not known to the passes, so that a layer has several parts."""
-    monkeypatch.setattr(packed, "_lies_in_blocks", lambda *_: False)
+    lacking("outlier_kernels.cpu.packed._lies_in_blocks")
 
 
 @needs_int8_units
-def test_a_layer_in_one_pass_has_its_product_beside_it(monkeypatch):
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)  # with such units 33 tokens take four calls
+def test_a_layer_in_one_pass_has_its_product_beside_it(lacking):
+    lacking("torch.cpu._is_amx_tile_supported")  # with such units 33 tokens take four calls
     layer = ways(33, 64, 48, CPU, torch.bfloat16)["LLM.int8()"]
     parts = linear_layer.work_of(layer)
     assert list(parts) == ["product"]
@@ -110,18 +111,17 @@ def test_shares_of_limits(timed, unknown_layout):
     assert all("share_of_limit" not in rows[way] for way in ("16 bits", "int8 alone", "LLM.int8(): product"))
 
 
-def test_bandwidth_is_that_of_what_is_read_and_written(timed, monkeypatch):
-    monkeypatch.setattr(linear_layer, "COPIED", 4000)
+def test_bandwidth_is_that_of_what_is_read_and_written(timed, constants):
+    constants("linear_layer", COPIED=4000)
     assert linear_layer.bandwidth(CPU, 1.0) == 8000 / 0.5e-3
 
 
-def test_a_result_file(timed, monkeypatch, tmp_path, capsys):
+def test_a_result_file(timed, monkeypatch, constants, lacking, tmp_path, capsys):
     """One a type of machine; every row says what it was measured on."""
-    monkeypatch.setattr(linear_layer, "COPIED", 4000)
-    monkeypatch.setattr(linear_layer, "SHAPES", ((8, 16, 32), (512, 768, 3072)))
-    monkeypatch.setattr(linear_layer, "work_of", lambda _layer: {"product": linear_layer.LayerWork([], 0)})
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("sys.argv", ["linear_layer.py", "--out", str(tmp_path / "out")])
+    work = {"product": linear_layer.LayerWork([], 0)}
+    constants("linear_layer", COPIED=4000, SHAPES=((8, 16, 32), (512, 768, 3072)), work_of=lambda _layer: work)
+    lacking("torch.cuda.is_available")
+    type_words(monkeypatch, "linear_layer.py", "--out", tmp_path / "out")
     linear_layer.main()
     (written,) = (tmp_path / "out").iterdir()
     name = written.stem.removeprefix("layers-")

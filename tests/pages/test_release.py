@@ -58,12 +58,12 @@ def test_they_hold_the_files_of_the_clone(distributions):
 
 
 @needs_distributions
-def test_a_wheel_that_differs_is_noticed(distributions, monkeypatch):
+def test_a_wheel_that_differs_is_noticed(distributions, monkeypatch, constants):
     clone = release.in_clone
     changed = {"outliers/py.typed": 1, "outliers/more.py": 2}
     monkeypatch.setattr(release, "in_clone", lambda *places: clone(*places) | changed)
     wheel, sdist = (file.name for file in distributions)
-    monkeypatch.setattr(release, "LARGEST", 10**6)
+    constants("release", LARGEST=10**6)
     assert {one for one in release.faults(*distributions) if "outliers/" not in one} == {
         f"{wheel} has more than 1,000,000 bytes",
         f"{sdist} has more than 1,000,000 bytes",
@@ -133,9 +133,9 @@ def test_the_changelog_begins_with_this_version():
     assert versions[0] == outliers.__version__ and len(set(versions)) == len(headings)
 
 
-def test_rows_of_another_version_are_found_again(tmp_path, monkeypatch):
+def test_rows_of_another_version_are_found_again(tmp_path, constants):
     made = outliers.sweep(models=[release.MODEL], schemes=["fp32"], block=32, blocks=1, out=tmp_path)
-    monkeypatch.setattr(outliers, "__version__", "0.0.1")
+    constants("outliers", __version__="0.0.1")
     assert outliers.sweep(models=[release.MODEL], schemes=["fp32"], block=32, blocks=1, out=tmp_path) == made
 
 

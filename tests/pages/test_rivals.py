@@ -104,10 +104,10 @@ def test_who_has_no_turn_is_stopped():
 
 
 @torch.inference_mode()
-def test_a_turn_of_a_layer_is_its_fastest_call(monkeypatch):
+def test_a_turn_of_a_layer_is_its_fastest_call(monkeypatch, constants):
     calls = []
     monkeypatch.setitem(rivals.SHAPES, "small", (4, 8, 8))
-    monkeypatch.setattr(rivals, "TURN", 0.0)
+    constants("rivals", TURN=0.0)
     monkeypatch.setattr(rivals, "timed", lambda run, _device: (10.0 - len(calls), calls.append(run())))
     assert rivals.layer_timer("torch, not quantized", "vector-wise", torch.float32)("small") == 11.0 - rivals.CALLS
     assert [tuple(output.shape) for output in calls] == rivals.CALLS * [(4, 8)]

@@ -40,9 +40,9 @@ def test_continuous_integration_runs_what_make_test_leaves():
     assert {'make docs SINCE="$since"', 'make test-all SINCE="$since"'} <= {*read(".ci/run").splitlines()}
 
 
-def test_rooms_that_changed_come_first_and_then_those_below(monkeypatch):
+def test_rooms_that_changed_come_first_and_then_those_below(monkeypatch, constants):
     monkeypatch.setattr(conftest, "changed_files", lambda commit: ["outliers/subjects/causal.py", "README.md"])
-    monkeypatch.setattr(conftest, "SECONDS", {"tests/views/test_b.py": 9})
+    constants("tests.conftest", SECONDS={"tests/views/test_b.py": 9})
     files = ["tests/text/test_a.py", "tests/views/test_a.py", "tests/views/test_b.py", "tests/subjects/test_a.py"]
     items = [SimpleNamespace(nodeid=f"{file}::test") for file in files]
     assert [item.nodeid[6:-9] for item in sorted(items, key=conftest.turn(None))] == [

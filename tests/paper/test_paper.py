@@ -16,8 +16,6 @@ from outliers.config.fields import resolved
 from outliers.config.files import experiment_files
 from outliers.errors import UserError
 from outliers.metrics.records import metrics
-from outliers.models.load import load_model
-from outliers.paper import report as module
 from outliers.paper.artefacts import ARTEFACTS, BEYOND
 from outliers.paper.linear_layers import LinearLayers
 from outliers.paper.published import Artefact, Published, comparison
@@ -27,7 +25,6 @@ from outliers.published.numbers import published_models
 from outliers.quantization.schemes import TABLE1
 from outliers.runs.run import show
 from outliers.show.section import Section
-from outliers.subjects import model_cache
 from outliers.views.measured import view_of
 from outliers.views.table4 import table4_section
 from tests.conftest import PAPER_TABLES, needs_paper
@@ -246,7 +243,7 @@ SMALL = "shows: table1\nmodels: [pocket/gpt2-0.1m]\nschemes: [fp32, absmax]\nblo
 
 
 @pytest.fixture
-def small_set(tmp_path, monkeypatch):
+def small_set(tmp_path, ship):
     """A set of three experiments, one of which cannot run."""
     files = {
         "small/table1": SMALL,
@@ -259,14 +256,12 @@ def small_set(tmp_path, monkeypatch):
         path.parent.mkdir(exist_ok=True)
         path.write_text(content)
     known = {name: tmp_path / f"{name}.yaml" for name in files}
-    monkeypatch.setattr("outliers.config.files.experiment_files", lambda: known)
-    monkeypatch.setattr(module, "experiment_files", lambda: known)
+    ship(known)
     return tmp_path / "results"
 
 
-def test_a_set_goes_on_past_what_cannot_run(small_set, monkeypatch):
-    loaded = []
-    monkeypatch.setattr(model_cache, "load_model", lambda *place: loaded.append(place) or load_model(*place))
+def test_a_set_goes_on_past_what_cannot_run(small_set, calls_of):
+    loaded = calls_of("outliers.subjects.model_cache.load_model")
     said = report("small", small_set)[0]
     assert len(loaded) == 1, "the measurements of a page share a model"
     assert "Not run: file 'nowhere/piqa_valid.jsonl' does not exist" in said

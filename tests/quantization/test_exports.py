@@ -505,8 +505,8 @@ def test_an_unknown_format_is_refused(llama):
             write(plan_of(llama, "w8a8"), "torch", llama)
 
 
-def test_a_missing_library_is_named(llama, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+def test_a_missing_library_is_named(llama, lacking):
+    lacking("importlib.util.find_spec")
     with pytest.raises(UserError, match=r"format 'torchao' needs the library torchao; expected it installed"):
         outliers.export(plan_of(llama, "w8a8"), "torchao", llama)
 

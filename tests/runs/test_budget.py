@@ -71,11 +71,11 @@ def test_rows_say_the_minutes_and_a_second_run_takes_their_blocks(tmp_path, capl
     assert machine.tried, "unless all is measured again"
 
 
-def test_a_dry_run_says_what_would_be_measured(monkeypatch, capsys, tmp_path):
+def test_a_dry_run_says_what_would_be_measured(monkeypatch, calls_of, capsys, tmp_path):
     out = tmp_path / "out"
-    monkeypatch.setattr("outliers.subjects.model_cache.load_model", None)
+    loaded = calls_of("outliers.subjects.model_cache.load_model")
     said = call(monkeypatch, capsys, *SMALL, "--dry-run", "--out", out)
-    assert (said[0], said[2]) == (0, "") and not out.exists()
+    assert (said[0], said[2]) == (0, "") and not out.exists() and not loaded
     *what, there, time, memory = said[1].splitlines()
     assert what[1].strip() == f"{MODEL} on sample, 2 blocks of 64 tokens: perplexity under fp32, absmax"
     assert there == "0 of 2 cells have rows."

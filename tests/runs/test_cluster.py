@@ -173,7 +173,7 @@ def number(_model_cache, _job, value: int) -> int:
     return value
 
 
-def test_failing_cells_are_named_and_the_others_finish(monkeypatch, capsys, tmp_path):
+def test_failing_cells_are_named_and_the_others_finish(monkeypatch, constants, capsys, tmp_path):
     damaged = with_nan(own(tmp_path))
     arguments = ["--model", MODELS[0], "--model", damaged, "--scheme", "fp32", "--block", "64", "--blocks", "4"]
     code, _, err = call(monkeypatch, capsys, *arguments, "--engine", "ray", "--out", tmp_path / "out")
@@ -184,7 +184,7 @@ def test_failing_cells_are_named_and_the_others_finish(monkeypatch, capsys, tmp_
     assert err.splitlines()[-1].startswith("error: 1 cell failed, all others are finished")
     assert [row["model"] for row in read_rows(tmp_path / "out") if "failed" not in row] == MODELS[:1]
 
-    monkeypatch.setattr(cluster, "RETRIES", 1)
+    constants("outliers.runs.cluster", RETRIES=1)
     arrived = []
     with (
         Progress(0) as bar,
@@ -238,7 +238,7 @@ def test_of_equal_weights_the_first_name_is_measured(tmp_path, monkeypatch):
     assert {row["model"] for row in rows if "same_weights_as" in row} == {fields["models"][1]}
 
 
-def test_a_checkpoint_that_changes_between_workers_is_named(monkeypatch, tmp_path):
+def test_a_checkpoint_that_changes_between_workers_is_named(constants, tmp_path):
     model, kept = own(tmp_path), Cluster.run
 
     def then_change(engine, cells):
@@ -246,8 +246,8 @@ def test_a_checkpoint_that_changes_between_workers_is_named(monkeypatch, tmp_pat
         alter_weights(model, lambda tensors: tensors["transformer.ln_f.bias"].add_(1))
 
     # Each pass is seen to use another file: first the one that describes the model, then the one that traces it.
-    monkeypatch.setattr(Cluster, "run", then_change)
-    monkeypatch.setattr("outliers.runs.cluster._model_cache", None)
+    constants("outliers.runs.cluster.Cluster", run=then_change)
+    constants("outliers.runs.cluster", _model_cache=None)
     spec = OneModel(model=str(model), block=64, blocks=6, engine="ray")
     rows = run(spec, tmp_path / "out")
     assert any(f"the weights of '{model}' changed while they were measured" in row.get("failed", "") for row in rows)
@@ -276,7 +276,7 @@ def test_ctrl_c_finishes_what_is_being_measured(monkeypatch, tmp_path):
     assert all(row["value"] == want[row["scheme"]] for row in rows)
 
 
-def test_what_no_machine_has_is_refused(monkeypatch, capsys, tmp_path):
+def test_what_no_machine_has_is_refused(monkeypatch, constants, capsys, tmp_path):
     with (
         Progress(0) as bar,
         Cluster(Experiment(name="large"), bar) as engine,
@@ -287,7 +287,7 @@ def test_what_no_machine_has_is_refused(monkeypatch, capsys, tmp_path):
         (_, failed), (_, answer) = engine.run(tasks)
     assert answer == 1
     assert "'m, cell' needs 1 CPUs, 9000.0 GB of memory; this machine has " in str(failed)
-    monkeypatch.setattr("outliers.runs.cluster._room", little)
+    constants("outliers.runs.cluster", _room=little)
     code, _, err = call(monkeypatch, capsys, "--model", MODELS[1], "--engine", "ray", "--out", tmp_path / "out")
     assert code == 2
     assert "'pocket/gpt2-0.5m' needs 7" in err
@@ -320,8 +320,8 @@ def test_cells_ask_for_what_their_model_needs(monkeypatch):
 
 
 @pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:9"])
-def test_an_address_where_nobody_listens_is_one_line(monkeypatch, capsys, tmp_path, address):
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+def test_an_address_where_nobody_listens_is_one_line(monkeypatch, lacking, capsys, tmp_path, address):
+    lacking("ray.is_initialized")
     monkeypatch.setenv("RAY_ADDRESS", address)
     code, out, err = call(monkeypatch, capsys, "--model", MODELS[0], "--engine", "ray", "--out", tmp_path / "a" / "b")
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -329,8 +329,10 @@ def test_an_address_where_nobody_listens_is_one_line(monkeypatch, capsys, tmp_pa
     assert not any(tmp_path.iterdir())
 
 
-def test_a_cluster_that_is_there_is_used_and_else_one_is_made(monkeypatch):
+def test_a_cluster_that_is_there_is_used_and_else_one_is_made(monkeypatch, constants, lacking, calls_of):
     asked = []
+    lacking("ray.shutdown", "ray.is_initialized", "outliers.runs.cluster._check_answers")
+    calls_of("ray.shutdown", lambda _calls: asked.append("shutdown"))
 
     def init(address=None, **options):
         asked.append((address, options.get("object_store_memory")))
@@ -339,12 +341,8 @@ def test_a_cluster_that_is_there_is_used_and_else_one_is_made(monkeypatch):
         signal.signal(signal.SIGTERM, lambda *_: None)  # as Ray takes it where it begins
 
     usual = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
-    monkeypatch.setattr(ray, "nodes", list)
-    monkeypatch.setattr(cluster, "_check_answers", lambda address: None)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "shutdown", lambda: asked.append("shutdown"))
+    here = SimpleNamespace(get_node_id=lambda: "here")
+    constants("ray", init=init, get_runtime_context=lambda: here, nodes=list)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with Progress(0) as bar, Cluster(Experiment(name="alone"), bar) as engine:
         assert engine.alone

@@ -224,14 +224,14 @@ def test_a_model_too_large_is_refused_with_what_would_help(opt, told):
     assert not told
 
 
-def test_hidden_states_too_large_are_refused_with_how_many_fit(opt, monkeypatch):
+def test_hidden_states_too_large_are_refused_with_how_many_fit(opt, constants):
     streamed = {"blocks": 2000, "dtype": "bfloat16", "stream": True}
     room = MUCH._replace(memory=int(3.6e9))
     assert refusal([asked(opt, **streamed)], room) == (
         "'my-opt' needs 6.2 GB of memory in bfloat16 and 3.6 GB are free; "
         "with --memory 1GB it needs 2.0 GB and 4.2 GB of disk, with --blocks 763 it needs 3.6 GB"
     )
-    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: "/tmp")
+    constants("tempfile", tempdir="/tmp")
     assert refusal([asked(opt, **streamed, memory=10**9)], room._replace(temporary=10**9)) == (
         "'my-opt' needs 4.2 GB of disk for hidden states and 1.0 GB are free in '/tmp'; set TMPDIR to a folder with "
         "more room, with --blocks 476 it needs 3.0 GB"
@@ -247,13 +247,13 @@ def test_only_options_that_a_measurement_has_are_proposed(opt):
     assert refusal(requests, MUCH._replace(memory=10**9)).endswith("no option makes it fit on this machine")
 
 
-def test_downloads_are_what_the_hub_has_and_its_cache_has_not(opt, monkeypatch):
+def test_downloads_are_what_the_hub_has_and_its_cache_has_not(opt, constants, lacking):
     sizes = {"config.json": 7, "a.safetensors": 3 * 10**9, "b.safetensors": 2 * 10**9, "onnx/c.safetensors": 9}
     siblings = [SimpleNamespace(rfilename=name, size=count) for name, count in sizes.items()]
     hub = SimpleNamespace(model_info=lambda *_, **__: SimpleNamespace(siblings=siblings))
-    monkeypatch.setattr("outliers.models.source.HfApi", lambda: hub)
-    monkeypatch.setattr("outliers.models.source.try_to_load_from_cache", lambda *_, **__: None)
-    monkeypatch.setattr(module, "HF_HUB_CACHE", "/cache")
+    constants("outliers.models.source", HfApi=lambda: hub)
+    lacking("outliers.models.source.try_to_load_from_cache")
+    constants(module.__name__, HF_HUB_CACHE="/cache")
     models = [("some/model", None), ("some/model", "old")]
     requests = [asked(opt, model=model) for model in models]
     assert [request.download for request in requests] == 2 * [5 * 10**9]

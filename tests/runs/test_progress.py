@@ -9,6 +9,8 @@ import sys
 import termios
 import time
 from collections.abc import Callable
+from contextlib import redirect_stderr
+from functools import partial
 from random import Random
 
 import pytest
@@ -28,7 +30,6 @@ from outliers import (
     trace,
     variant,
 )
-from outliers.metrics import states
 from outliers.metrics.latency import latency
 from outliers.metrics.records import Perplexity, ZeroShot
 from outliers.runs.planner import Planner
@@ -57,10 +58,10 @@ class Clock:
         return self.now
 
 
-def limits(monkeypatch, **seconds: float) -> None:
-    """Set after how many seconds a bar or a line is shown."""
-    for name, value in seconds.items():
-        monkeypatch.setattr(module, name, value)
+@pytest.fixture
+def limits(constants) -> Callable[..., None]:
+    """A function that sets after how many seconds a bar or a line is shown."""
+    return partial(constants, module.__name__)
 
 
 @pytest.fixture
@@ -127,9 +128,9 @@ def simulated(
 
 
 @pytest.mark.parametrize("load", LOADS)
-def test_forecasts_of_a_run_of_unequal_cells(load, clock, caplog, monkeypatch):
+def test_forecasts_of_a_run_of_unequal_cells(load, clock, caplog, limits):
     """Also where another program starts midway: the range then has room for it."""
-    limits(monkeypatch, SHORT=2)
+    limits(SHORT=2)
     load, factor = LOADS[load]
     with caplog.at_level(logging.INFO, "outliers"), Progress(clock=clock) as bar:
         forecasts = simulated(load, clock, bar)
@@ -325,9 +326,9 @@ def test_a_forecast_while_another_thread_ends_steps_of_new_kinds():
         (6, [0.45] * 6, []),  # where less than two seconds are left
     ],
 )
-def test_what_a_run_says_as_its_steps_end(total, seconds, said, clock, caplog, monkeypatch):
+def test_what_a_run_says_as_its_steps_end(total, seconds, said, clock, caplog, limits):
     """Once, and anew where it ends at another time than it said; nothing of bars within it."""
-    limits(monkeypatch, SHORT=2)
+    limits(SHORT=2)
     with caplog.at_level(logging.INFO, "outliers"), Progress(total, description="m, fp32", clock=clock) as bar:
         for passed in seconds:
             work(bar, clock, passed)
@@ -344,15 +345,14 @@ def test_blocks_alone_take_as_long_as_a_model_is_large():
     assert planner.steps([Cell(subject, EXACT, ZeroShot())]).size == 0
 
 
-def test_each_way_of_measuring_a_variant_is_a_kind(monkeypatch, tmp_path):
-    kinds, expect = [], Progress.expect
-    monkeypatch.setattr(Progress, "expect", lambda bar, steps: (kinds.append(steps.kind), expect(bar, steps)))
+def test_each_way_of_measuring_a_variant_is_a_kind(calls_of, tmp_path):
+    expected = calls_of("outliers.terminal.progress.Progress.expect")
     run(Cells(models=[MODEL], metrics=["perplexity", "top1", "range"], block=16, blocks=1), tmp_path)
-    assert len(set(kinds)) == len(kinds) == 3
+    assert len({steps.kind for _, steps in expected}) == len(expected) == 3
 
 
-def test_lines_come_also_while_no_step_ends(monkeypatch, caplog):
-    limits(monkeypatch, SECONDS=0.02)
+def test_lines_come_also_while_no_step_ends(limits, caplog):
+    limits(SECONDS=0.02)
     with caplog.at_level(logging.INFO, "outliers"), Progress(3, description="m, fp32") as bar:
         bar.update()
         for _ in over(range(2), "m, layers"):
@@ -364,29 +364,27 @@ def test_lines_come_also_while_no_step_ends(monkeypatch, caplog):
     assert not module._open
 
 
-def test_a_terminal_has_a_bar_and_no_lines(monkeypatch):
+def test_a_terminal_has_a_bar_and_no_lines(monkeypatch, limits):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
 
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    limits(monkeypatch, SECONDS=0.01)
+    limits(SECONDS=0.01)
     clock = Clock()
-    with Progress(4, description="m", clock=clock) as bar:
+    with redirect_stderr(Terminal()) as stderr, Progress(4, description="m", clock=clock) as bar:
         bar.skip(Steps(1))
         bar.refresh()
-        assert "m: 00:00" in sys.stderr.getvalue()
+        assert "m: 00:00" in stderr.getvalue()
         work(bar, clock, 20, 20)
         bar.refresh()
-    assert re.search(r"m:  67%\|.*\| 00:40, about 13 to 30 s left", sys.stderr.getvalue())
+    assert re.search(r"m:  67%\|.*\| 00:40, about 13 to 30 s left", stderr.getvalue())
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
-def test_a_long_label_is_cut_and_the_bar_is_not(monkeypatch, columns):
+def test_a_long_label_is_cut_and_the_bar_is_not(columns):
     master, terminal = os.openpty()
     termios.tcsetwinsize(terminal, (24, columns))
-    with open(master, "rb"), open(terminal, "w") as stderr:
-        monkeypatch.setattr(sys, "stderr", stderr)
+    with open(master, "rb"), open(terminal, "w") as stderr, redirect_stderr(stderr):
         clock = Clock()
         with Progress(4, description="pocket/gpt2-5.9m, llm.int8-zeropoint, perplexity, " * 2, clock=clock) as bar:
             work(bar, clock, 30, 30)
@@ -395,10 +393,9 @@ def test_a_long_label_is_cut_and_the_bar_is_not(monkeypatch, columns):
     assert re.fullmatch(r"pocket.*…:  50%\|█[^|]+\| 01:00, about 40 s to 2 min left", line)
 
 
-def test_a_command_says_a_line(monkeypatch, capsys, tmp_path):
-    limits(monkeypatch, SECONDS=0.2)
-    usual = states._resident
-    monkeypatch.setattr(states, "_resident", lambda *given: time.sleep(0.3) or usual(*given))
+def test_a_command_says_a_line(monkeypatch, capsys, tmp_path, limits, calls_of):
+    limits(SECONDS=0.2)
+    calls_of("outliers.metrics.states._resident", lambda _calls: time.sleep(0.3))
     code, _, err = call(monkeypatch, capsys, *SMALL, "--out", tmp_path)
     lines = err.splitlines()
     assert code == 0
@@ -441,17 +438,13 @@ CALLS = {  # functions of Python, each with the passes that it makes of six bloc
 
 
 @pytest.mark.parametrize("called", CALLS)
-def test_a_function_of_python_shows_a_bar(called, monkeypatch, capsys):
+def test_a_function_of_python_shows_a_bar(called, limits, calls_of, capsys):
     """One of all its passes, which are known before they are made; none where nobody would see it."""
     function, passes = CALLS[called]
-    model, seen, leave = make_model("gpt2"), [], Progress.__exit__
-    limits(monkeypatch, DELAY=0)
-
-    def left(bar: Progress, *error) -> None:
-        seen.append((bar.desc, bar.n, bar.total))
-        leave(bar, *error)
-
-    monkeypatch.setattr(Progress, "__exit__", left)
+    model, seen = make_model("gpt2"), []
+    limits(DELAY=0)
+    leave = "outliers.terminal.progress.Progress.__exit__"
+    calls_of(leave, lambda calls: seen.append((calls[-1][0].desc, calls[-1][0].n, calls[-1][0].total)))
     function(model)
     assert (seen, capsys.readouterr().err) == ([], "")
     function(model, progress=True)
@@ -461,11 +454,10 @@ def test_a_function_of_python_shows_a_bar(called, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("ipykernel", "disabled", "shown"), [(True, "", True), (True, "1", False), (False, "", False)])
-def test_a_notebook_has_bars_unless_tqdm_is_disabled(ipykernel, disabled, shown, monkeypatch):
+def test_a_notebook_has_bars_unless_tqdm_is_disabled(ipykernel, disabled, shown, monkeypatch, calls_of):
     if ipykernel:
         monkeypatch.setitem(sys.modules, "ipykernel", module)
     monkeypatch.setenv("TQDM_DISABLE", disabled)
-    made, enter = [], Progress.__enter__
-    monkeypatch.setattr(Progress, "__enter__", lambda bar: made.append(bar) or enter(bar))
+    made = calls_of("outliers.terminal.progress.Progress.__enter__")
     perplexity(make_model("gpt2"), BLOCKS)
     assert bool(made) == shown

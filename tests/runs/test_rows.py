@@ -242,13 +242,13 @@ def test_other_code_has_another_hash(tmp_path, name, old, new):
     assert sources(tmp_path, (name, old, new)) != provenance.code_hash()
 
 
-def test_code_is_parsed_again_where_a_file_of_it_changed(tmp_path, monkeypatch):
-    monkeypatch.setattr(provenance, "PARSED", tmp_path / "code")
+def test_code_is_parsed_again_where_a_file_of_it_changed(tmp_path, constants):
+    constants(provenance.__name__, PARSED=tmp_path / "code")
     code_hash, code = provenance.code_hash.__wrapped__, provenance.code_hash()
     assert code_hash() == code
-    monkeypatch.setattr(provenance, "hash_of", lambda _places: "0" * 12)
+    constants(provenance.__name__, hash_of=lambda _places: "0" * 12)
     assert code_hash() == code
-    monkeypatch.setattr(provenance, "ROOMS", provenance.ROOMS[1:])
+    constants(provenance.__name__, ROOMS=provenance.ROOMS[1:])
     assert code_hash() == "0" * 12
     (tmp_path / "code").write_text("torn")
     assert code_hash() == "0" * 12
@@ -269,9 +269,9 @@ def two_hundred_megabytes() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("clear", [provenance.CLEAR, Path("/nowhere/at/all")])
-def test_a_measurement_has_its_own_memory(monkeypatch, clear):
+def test_a_measurement_has_its_own_memory(constants, clear):
     """Not that of an earlier one in the same process, also where no system resets a high-water mark."""
-    monkeypatch.setattr(provenance, "CLEAR", clear)
+    constants("outliers.subjects.provenance", CLEAR=clear)
     with provenance.measuring("cpu") as outer:
         with provenance.measuring("cpu") as large:
             tensor = two_hundred_megabytes()

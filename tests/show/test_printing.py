@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+from contextlib import redirect_stdout
 
 import pytest
 
@@ -16,9 +17,9 @@ OVERVIEW = [sys.executable, "-m", "outliers"]  # the quickest of all commands
 @pytest.mark.slow
 def test_an_encoding_that_lacks_signs(monkeypatch, capsys, tmp_path):
     printed = io.TextIOWrapper(io.BytesIO(), "ascii")
-    monkeypatch.setattr(sys, "stdout", printed)
     arguments = ["pocket/gpt2-0.1m", "--block", "64", "--blocks", "2", "--alpha", "3", "--out", tmp_path]
-    code, _, err = call(monkeypatch, capsys, *arguments, command="trace")
+    with redirect_stdout(printed):
+        code, _, err = call(monkeypatch, capsys, *arguments, command="trace")
     assert (code, err) == (0, "")
     printed.seek(0)
     text = printed.read()

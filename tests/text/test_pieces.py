@@ -111,14 +111,9 @@ def _no_hang():
 
 
 @pytest.fixture
-def short(monkeypatch):
+def short(constants):
     """Pieces with 32 characters of overlap, so that short texts have many."""
-    shorten(monkeypatch)
-
-
-def shorten(monkeypatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE", 256)
-    monkeypatch.setattr(pieces, "LONGEST", 16 * 256)
+    constants("outliers.text.pieces", PIECE=256, LONGEST=16 * 256)
 
 
 RUNS = st.builds(
@@ -142,7 +137,7 @@ PARTS = st.lists(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tokens_are_those_of_the_whole(monkeypatch, kind):
+def test_tokens_are_those_of_the_whole(short, kind):
     """And they stand for all of its bytes."""
     tokenizer = tokenizer_of(kind)
     joined = 0
@@ -164,7 +159,6 @@ def test_tokens_are_those_of_the_whole(monkeypatch, kind):
             assert (len(sizes), sizes.sum()) == (len(ids), len(text.encode()))
             assert sizes.min() >= 0
 
-    shorten(monkeypatch)
     check()
     assert joined >= 15 or kind == "unigrams without words", "hardly any text was cut"
 

@@ -203,7 +203,7 @@ def test_sizes_out_of_range(tokenizer, block, blocks, expected):
         load_text("sample", tokenizer, block, blocks)
 
 
-def test_hub_texts_are_asked_for_as_defined(monkeypatch, tokenizer):
+def test_hub_texts_are_asked_for_as_defined(monkeypatch, lacking, tokenizer):
     asked = []
 
     def load_dataset(*args, **keywords):
@@ -216,7 +216,7 @@ def test_hub_texts_are_asked_for_as_defined(monkeypatch, tokenizer):
         def __iter__(self):
             return iter([{"text": text} for text in self["text"]])
 
-    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: None)
+    lacking("huggingface_hub.HfApi.dataset_info")
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     c4 = load_text("c4", tokenizer, 4, 1)
     wikitext = load_text("wikitext2", tokenizer, 4, 1)
@@ -352,8 +352,8 @@ def test_token_ids_of_documents_are_joined_without_an_end(tokenizer):
     assert load_text(torch.arange(12).view(3, 4), tokenizer, 4).tolist() == torch.arange(12).view(3, 4).tolist()
 
 
-def test_more_tokens_than_memory_holds_of_a_text_without_end(tokenizer, monkeypatch):
-    monkeypatch.setattr("outliers.text.blocks.MOST_TOKENS", 1000)
+def test_more_tokens_than_memory_holds_of_a_text_without_end(tokenizer, constants):
+    constants("outliers.text.blocks", MOST_TOKENS=1000)
     for block in (64, None):
         with pytest.raises(UserError, match="text 'cycle of documents' has more than 1,000 tokens; say how many"):
             load_text(itertools.cycle(["One document."]), tokenizer, block)

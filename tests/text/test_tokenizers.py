@@ -14,7 +14,6 @@ from transformers import AutoTokenizer, Gemma3TextConfig, LlamaConfig, Qwen3Conf
 from outliers import UserError, load_text, load_tokenizer
 from outliers.models.names import POCKET
 from outliers.models.tokenizers import folder as files
-from outliers.text import templates
 from outliers.text.blocks import cut_text
 from tests.conftest import STORIES, needs_shared
 from tests.typed import refused
@@ -233,9 +232,9 @@ DOUBLING = "{% set n = namespace(s='aaaaaaaa') %}{% for i in range(60) %}{% set 
         ("{{ '\\ud800' }}", "surrogates not allowed"),
     ],
 )
-def test_chat_templates_without_bounds(template, reason, monkeypatch):
+def test_chat_templates_without_bounds(template, reason, constants):
     """They cost no more than their limits, and the same tokenizer then writes what another template says."""
-    monkeypatch.setattr(templates, "SECONDS", 1 if "seconds" in reason else 60)
+    constants("outliers.text.templates", SECONDS=1 if "seconds" in reason else 60)
     tokenizer = load_tokenizer("pocket/gpt2-0.1m")
     tokenizer.chat_template, begin, before = template, time.monotonic(), getrusage(RUSAGE_SELF).ru_maxrss
     said = rf"the tokenizer's chat template cannot write a conversation \(.*{reason}.*\); check its roles, or give"

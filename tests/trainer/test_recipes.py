@@ -34,10 +34,9 @@ def _not_compiled():
 
 
 @pytest.fixture
-def saved_often(monkeypatch):
+def saved_often(constants):
     """Log each second step and save each fourth."""
-    for name, steps in {"SAVED_EVERY": 4, "LOGGED_EVERY": 2}.items():
-        monkeypatch.setattr(loop, name, steps)
+    constants("outliers.trainer.loop", SAVED_EVERY=4, LOGGED_EVERY=2)
 
 
 def blocks_for(recipe: Recipe) -> np.ndarray:

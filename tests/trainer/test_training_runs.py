@@ -25,7 +25,6 @@ from outliers.runs.run import rows_of
 from outliers.show.page import page
 from outliers.show.section import Section
 from outliers.show.value import mean, ratio
-from outliers.terminal import progress
 from outliers.text.documents import sample
 from outliers.views.causes import causes, causes_section, checkpoints, trained
 from outliers.views.table7 import table7_section, table9_section
@@ -239,15 +238,15 @@ def train(folder, monkeypatch, capsys):
 
 
 @pytest.mark.nightly("outliers/trainer/", "outliers/commands/training.py", "outliers/subjects/training_run.py")
-def test_a_training_experiment_from_the_command_line(train, folder, monkeypatch, caplog):
-    steps, update = [], progress.Progress.update
-    monkeypatch.setattr(progress, "SECONDS", 3600)  # a slow machine says nothing either
-    noting = lambda bar, count=1: (steps.append((bar.desc, count)), update(bar, count))  # noqa: E731
-    monkeypatch.setattr(progress.Progress, "update", noting)
+def test_a_training_experiment_from_the_command_line(train, folder, constants, calls_of, caplog):
+    steps = []
+    constants("outliers.terminal.progress", SECONDS=3600)  # a slow machine says nothing either
+    update = "outliers.terminal.progress.Progress.update"
+    calls_of(update, lambda calls: steps.append((calls[-1][0].desc, calls[-1][1:] or (1,))))
     code, out, err = train("tiny.yaml")
     assert (code, err) == (0, ""), "no bars of a library"
     assert "FFN, linear" in out and "trained once" not in out
-    assert sum(count for line, count in steps if line.endswith("training: ")) == 4 * 6
+    assert sum(*(count for line, (count,) in steps if line.endswith("training: "))) == 4 * 6
     names = ["as it is, seed 0", "FFN, linear, seed 1"]
     assert {line for line, _ in steps} >= {f"{name}, training: " for name in names}
     results = folder / "results" / "tiny"

@@ -106,32 +106,23 @@ def test_a_kept_trace_of_other_roles_is_not_taken_for_this(tmp_path):
     assert new == rows
 
 
-def test_emergence_traces_what_the_paper_looks_at(tmp_path, monkeypatch):
-    traced = []
-
-    def spy(model, blocks, roles, *arguments):
-        traced.append(tuple(roles))
-        return traces(model, blocks, roles, *arguments)
-
-    monkeypatch.setattr("outliers.metrics.trace.traces", spy)
+def test_emergence_traces_what_the_paper_looks_at(tmp_path, calls_of):
+    traced = calls_of("outliers.metrics.trace.traces")
     rows = run(Emergence(models=[TRACED["model"]], block=64, blocks=6, alpha=3), tmp_path / "family")
-    assert traced == [PAPER]
+    assert [tuple(roles) for _, _, roles, *_ in traced] == [PAPER]
     _, of_one = trace_model(OneModel(**TRACED), tmp_path / "one")
     assert metrics(rows) == metrics(of_one)
 
 
-def test_a_trace_goes_on_where_it_stopped(tmp_path, monkeypatch):
+def test_a_trace_goes_on_where_it_stopped(tmp_path, constants, calls_of):
     want = lasting(trace_model(OneModel(**TRACED), tmp_path / "whole")[1])
-    monkeypatch.setattr("outliers.runs.planner.SECONDS_BETWEEN_SAVES", 0)
-    read = []
+    constants("outliers.runs.planner", SECONDS_BETWEEN_SAVES=0)
 
-    def count(model, blocks, *arguments):
-        if len(read) == 4:
+    def stop(calls):
+        if len(calls) > 4:
             raise KeyboardInterrupt
-        read.append(blocks)
-        return traces(model, blocks, *arguments)
 
-    monkeypatch.setattr("outliers.metrics.trace.traces", count)
+    read = calls_of("outliers.metrics.trace.traces", stop)
     with pytest.raises(KeyboardInterrupt):
         trace_model(OneModel(**TRACED), tmp_path / "cut")
     assert Trace.load(tmp_path / "cut" / "trace").sequences == 4
@@ -150,12 +141,12 @@ def test_a_trace_goes_on_where_it_stopped(tmp_path, monkeypatch):
         trace_model(OneModel(**{**TRACED, "alpha": 2}), tmp_path / "cut")
 
 
-def test_what_is_saved_of_a_trace_is_its_beginning(tmp_path, monkeypatch):
+def test_what_is_saved_of_a_trace_is_its_beginning(tmp_path, monkeypatch, constants):
     """Also where the last blocks arrive first, as from several machines."""
     want, _ = trace_model(OneModel(**TRACED), tmp_path / "forwards")
     forwards, traced = Here.run, []
     monkeypatch.setattr(Here, "run", lambda engine, cells: forwards(engine, list(cells)[::-1]))
-    monkeypatch.setattr("outliers.runs.planner.SECONDS_BETWEEN_SAVES", 0)
+    constants("outliers.runs.planner", SECONDS_BETWEEN_SAVES=0)
     with monkeypatch.context() as patch:
 
         def stop(*arguments, **keywords):

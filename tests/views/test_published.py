@@ -233,10 +233,10 @@ def test_a_page_of_a_model(planted, tmp_path, monkeypatch, capsys):
     assert call(monkeypatch, capsys, "published", file, folder, "--redraw", command="report")[1] == said
 
 
-def test_all_that_is_published_without_a_model(tmp_path, monkeypatch, capsys):
+def test_all_that_is_published_without_a_model(tmp_path, monkeypatch, lacking, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(agreement, "packaged_models", list)
-    monkeypatch.setattr(agreement, "is_cached", lambda _model: False)
+    lacking(f"{agreement.__name__}.is_cached")
     monkeypatch.setenv("COLUMNS", "160")
     code, said, _ = call(monkeypatch, capsys, "published", command="report")
     assert code == 0
