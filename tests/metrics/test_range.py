@@ -104,10 +104,10 @@ def test_a_number_beyond_float16_is_said(large, monkeypatch, capsys, command):
     assert "beyond float16" not in out
 
 
-@pytest.mark.parametrize(("options", "code"), [((), 2), (("--stream",), 1)])  # the model, or what is measured, fails
-def test_a_weight_beyond_the_dtype_is_said(large, monkeypatch, capsys, options, code):
-    found, _, said = call(monkeypatch, capsys, "--model", "m", *OPTIONS, "--dtype", "float16", *options)
-    assert found == code
+@pytest.mark.parametrize("options", [(), ("--stream",)])
+def test_a_weight_beyond_the_dtype_is_said(large, monkeypatch, capsys, options):
+    code, _, said = call(monkeypatch, capsys, "--model", "m", *OPTIONS, "--dtype", "float16", *options)
+    assert code == 2
     assert "'transformer.h.1.mlp.c_fc.bias' of 'm' holds 70,000, beyond float16, which ends at 65,504" in said
     assert "expected a dtype that holds it: float32 or bfloat16" in said
     with pytest.raises(outliers.UserError, match="holds 70,000, beyond float16"):

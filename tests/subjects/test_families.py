@@ -83,6 +83,7 @@ ALIKE = ("xlm-roberta", "camembert", "mt5")  # in their modules RoBERTa and T5; 
 every = pytest.mark.parametrize("case", slow_but([case for case in CONFIGS if case not in ALIKE], FEW))
 
 
+@torch.inference_mode(False)  # whoever is the first to ask for it
 def make(case: str):
     """A small random model, whose norms are none of a fresh one."""
     auto = AutoModelForMaskedLM if case in MASKED else AutoModelForSeq2SeqLM
