@@ -93,8 +93,7 @@ def fake_product(scheme: str, x: torch.Tensor, module: nn.Module) -> torch.Tenso
     return product if module.bias is None else product + module.bias
 
 
-@pytest.mark.parametrize("kind", conftest.slow_but(EXACT, ("deepseek_v3", "falcon_h1")))
-@pytest.mark.parametrize("scheme", EQUATIONS)
+@conftest.in_turn("kind scheme", EXACT, EQUATIONS)
 def test_a_loss_under_a_scheme_is_that_of_fake_quantization(kind, scheme):
     """That of transformers' own pass in float64, in which every projection computes the equation of the scheme."""
     model, text, outliers = tiny(kind).double(), text_of("causal"), []

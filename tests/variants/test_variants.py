@@ -134,14 +134,6 @@ def test_a_streamed_model_has_the_same_perplexities(written, models, blocks):
     assert models[1].stream.weights_hash() == stream_model(MODEL).stream.weights_hash()
 
 
-def test_attention_under_a_variant(models, blocks):
-    interventions = [Intervention(()), Intervention((1, 2))]
-    want = top1_softmax(quantize(models[0], SCHEME), blocks, interventions)
-    for model in models:
-        assert top1_softmax(model, blocks, interventions, Quantized(SCHEME)) == pytest.approx(want, rel=1e-12)
-    assert want != top1_softmax(models[0], blocks, interventions)
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_trace_under_a_variant(name, models, blocks):
     one, other = (trace(model, blocks, alpha=1.0, variant=VARIANTS[name]) for model in models)
