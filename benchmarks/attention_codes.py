@@ -15,7 +15,7 @@ from kept import keep, parser
 from outliers.models.decoder import inference, run_decoder
 from outliers.models.hooks import attention_hooks
 from outliers.models.load import load_model, load_tokenizer
-from outliers.quantization.products import outliers_of
+from outliers.quantization.products import outlier_dimensions
 from outliers.text.blocks import load_text
 
 NAME, SHARE = "smollm2-135m", 0.02
@@ -31,7 +31,7 @@ def lost(model, blocks: torch.Tensor) -> list[dict]:
     def visit(_layer: int, probabilities: torch.Tensor, _recompute, _visible) -> None:
         first.append((probabilities.argmax(-1) == 0).double().mean().item())
         for share, of_share in found.items():
-            exact = outliers_of(probabilities, share)
+            exact = outlier_dimensions(probabilities, share)
             of_share.append(_of_code_0(probabilities if exact is None else _without(probabilities, exact)))
 
     with attention_hooks(model, visit):

@@ -31,7 +31,7 @@ from outlier_kernels.cpu.compiled import Pass
 from scipy.stats import gmean
 from tabulate import tabulate
 
-from outliers.metrics.linear_layer import BASELINE, milliseconds, rows_of, ways
+from outliers.metrics.linear_layer import BASELINE, milliseconds, timing_rows, ways
 from outliers.published.numbers import numbers_of
 from outliers.subjects.provenance import environment
 
@@ -129,7 +129,7 @@ def bandwidth(device: torch.device, seconds: float) -> float:
 def measure(
     shape: tuple[int, int, int], device: torch.device, dtype: torch.dtype, seconds: float, copied: float
 ) -> list[dict]:
-    """Return one row per way and per part of LLM.int8(), named `LLM.int8(): PART`; see `rows_of`.
+    """Return one row per way and per part of LLM.int8(), named `LLM.int8(): PART`; see `timing_rows`.
 
     Rows of our kernels also have `share_of_limit`: for a way, relative to the speed of the product alone; for a pass,
     which also has `bytes`, relative to `copied`, the memory bandwidth in bytes per second.
@@ -138,7 +138,7 @@ def measure(
     timed = {way: functions[way] for way in WAYS if way in functions}
     parts = {f"{LAYER}: {name}": part for name, part in work_of(timed[LAYER]).items()}
     timed |= {way: part.run for way, part in parts.items()}
-    rows = {row["way"]: row for row in rows_of(shape, milliseconds(timed, device, seconds))}
+    rows = {row["way"]: row for row in timing_rows(shape, milliseconds(timed, device, seconds))}
     product = f"{LAYER}: {PRODUCT}"
     for way in ("vector-wise", LAYER):
         if product in rows:

@@ -19,7 +19,7 @@ from outliers.errors import UserError, unknown_name
 from outliers.files import PAGE, writing
 from outliers.models.names import WITH_ADAPTER
 from outliers.terminal import command as terminal
-from outliers.terminal.command import DryRun, Force, Models, Out, called, import_for_good, models_of, typed
+from outliers.terminal.command import DryRun, Force, Models, Out, import_for_good, invocation, models_of, typed
 from outliers.terminal.options import options
 
 NO_OPTIONS = ("name", "shows", "model", "models", "recipe", "runs")  # arguments, or fields for files only
@@ -46,7 +46,7 @@ def record_of(name: str) -> Command:
 
 def run(name: str) -> None:
     """Run the command of a name with the process's arguments."""
-    terminal.run(command_of(name))
+    terminal.run_command(command_of(name))
 
 
 def command_of(name: str) -> Callable:
@@ -120,7 +120,7 @@ def _specified(
         fields: options by field.
     """
     of_one, of_several = "model" in experiment_type.model_fields, "models" in experiment_type.model_fields
-    example = " ".join([*called(name), command.example])
+    example = " ".join([*invocation(name), command.example])
     if not of_one and not of_several:
         if not places:
             raise UserError(f"no experiment is named; expected one, such as `{example}`")
@@ -206,21 +206,21 @@ def _preview(experiment: Experiment, out: Path | None) -> None:
     validate(experiment)
     import_for_good("outliers.runs.engine")
     from outliers.runs.budget import preview
-    from outliers.runs.run import prepared
+    from outliers.runs.run import prepared_plans
 
-    print(preview([(prepared(experiment), out or experiment.folder)]))
+    print(preview([(prepared_plans(experiment), out or experiment.folder)]))
 
 
 def _redraw(name: str, experiment_type: type[Experiment], folder: Path, out: Path | None, others: list) -> None:
     """Print the results in the finished rows of a folder, and write them, into the same folder by default."""
-    from outliers.runs.rows import read
+    from outliers.runs.rows import read_rows
     from outliers.runs.run import records
     from outliers.show.section import Context, section_of
     from outliers.show.write import write
 
     if any(value not in (None, False) for value in others):
         raise UserError(f"--redraw '{folder}' with models or options of a measurement; expected --out alone beside it")
-    rows = records(row for row in read(folder) if row.run.get("experiment") == name)
+    rows = records(row for row in read_rows(folder) if row.run.get("experiment") == name)
     if not rows:
         raise UserError(
             f"'{folder}' has no finished rows of {name}; expected a folder with `rows.jsonl`, such as the one in which "

@@ -21,7 +21,7 @@ from tabulate import tabulate
 import outliers
 from outliers.models.anatomy import projections
 from outliers.models.load import weights_hash
-from outliers.variants.draw import drawn, scattered
+from outliers.variants.draw import drawn, value_over_draws
 
 sys.path.append(str(Path(__file__).parents[1]))
 
@@ -82,7 +82,7 @@ def perplexity(model: transformers.PreTrainedModel, blocks: torch.Tensor) -> dic
     for draw in range(DRAWS):
         with drawn(model, draw):
             found.append(outliers.perplexity(model, blocks))
-    return scattered(found)
+    return value_over_draws(found)
 
 
 def table(rows: list[dict]) -> str:

@@ -33,7 +33,7 @@ from outliers.metrics.graphs import capture
 from outliers.metrics.latency import latency, timed
 from outliers.metrics.linear_layer import ways
 from outliers.models.decoder import run_decoder
-from outliers.subjects.provenance import environment, hash_of
+from outliers.subjects.provenance import environment, hash_files
 from outliers.terminal.command import reporting_mistakes
 
 ROOT = Path(__file__).parent.parent
@@ -182,7 +182,7 @@ SECTIONS = {
 
 def about(device: torch.device) -> dict:
     """Return versions, device, and the hashes of the code and of this script."""
-    return environment(device) | {"cuda": torch.version.cuda, "script": hash_of([Path(__file__)])}
+    return environment(device) | {"cuda": torch.version.cuda, "script": hash_files([Path(__file__)])}
 
 
 def folder_of(device: torch.device) -> Path:

@@ -146,7 +146,7 @@ MUTATIONS = {
     "outliers/quantization/linear.py": [
         (".is_set_to(weight) and self.version == _version(weight)", ".is_set_to(weight)"),
         (" and self.magnitudes is other.magnitudes", ""),
-        ('step.do("weight", exact, fitted[-1])', "exact"),
+        ('step.call("weight", exact, fitted[-1])', "exact"),
     ],
     "outliers/quantization/remedies/clip.py": [("math.ceil(quantile", "math.floor(quantile")],
     "outliers/quantization/remedies/smoothing.py": [("weights.pow(1 - strength)", "weights.pow(strength)")],
@@ -159,7 +159,7 @@ MUTATIONS = {
     "outliers/quantization/layer.py": [("hidden_states, *self.parameters()", "(hidden_states,)")],
     "outliers/models/attention.py": [
         ("changes=(*changes, partial(visit, attention.layer))", "changes=(partial(visit, attention.layer), *changes)"),
-        ("stack.callback(attends, attention.module, changes=changes)", "pass"),
+        ("stack.callback(change_attention, attention.module, changes=changes)", "pass"),
         ("function = attending.function or ", "function = "),
         ("if attending.function or attending.changes:", "if attending.function and attending.changes:"),
         ("-0.5 if self.scaling is None else self.scaling", "-0.5 if True else self.scaling"),
@@ -296,12 +296,12 @@ MUTATIONS = {
         ('if fields.get("sym") is True:', "if False:"),
     ],
     "outliers/models/stream.py": [("math.inf if self.memory is None else self.memory}", "math.inf}")],
-    "outliers/views/table7.py": [("signed(ppl / plain[size])", "signed(plain[size] / ppl)")],
+    "outliers/views/table7.py": [("signed_increase(ppl / plain[size])", "signed_increase(plain[size] / ppl)")],
     "outliers/plugins/loader.py": [("if not exact:", "if exact:")],
     "outliers/runs/stages/plan.py": [
         ("while missing <= 0 and count - fails > 1", "while missing < 0 and count - fails > 1")
     ],
-    "outliers/commands/ablate.py": [("metrics, view is views[0])", "metrics, True)")],
+    "outliers/commands/ablate.py": [("metrics, count is counts[0])", "metrics, True)")],
     "outliers/quantization/fields.py": [("scheme.exact_outliers and not small", "scheme.exact_outliers")],
     "outliers/runs/cluster.py": [
         ("math.ceil(share * most)", "math.floor(share * most)"),

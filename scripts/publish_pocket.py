@@ -25,7 +25,7 @@ from outliers.models.anatomy.stack_views import CROSS, stack_views
 from outliers.models.load import load_model
 from outliers.models.names import POCKET
 from outliers.models.pocket.ladder import CONTEXT, LADDER, STEPS, VOCABULARY
-from outliers.show.section import drawn
+from outliers.show.section import figure_bytes
 from outliers.subjects.causal import Causal
 from outliers.subjects.vision import HELD_OUT
 from outliers.tracing.result import STREAM
@@ -230,7 +230,7 @@ def main() -> None:
         checkpoints.to_csv(POCKET / "emergence.csv", index=False)
         figure = along_training(checkpoints)[0].figure
         for kind in ("png", "svg"):
-            (work / f"emergence.{kind}").write_bytes(drawn(figure, kind))
+            (work / f"emergence.{kind}").write_bytes(figure_bytes(figure, kind))
 
 
 if __name__ == "__main__":

@@ -32,9 +32,9 @@ from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT, LADDER, Rung
 from outliers.subjects.vision import CLASSES, SIDE, digits
 from outliers.text.corruption import Spans, chosen_positions, corrupted, sentinels_of
-from outliers.trainer.corpus import Corpus, SpecialTokens, blocks_in_order, prepare
+from outliers.trainer.corpus import Corpus, SpecialTokens, blocks_in_order, prepare_corpus
 from outliers.trainer.loop import train
-from outliers.trainer.start import CONFIGS, TIED, shape_of, start
+from outliers.trainer.start import CONFIGS, TIED, size_fields, start
 
 TEXTS = {
     "--c4": ("c4_en_1000.jsonl", "JSON lines of C4 (en), train split, first 1,000 rows"),
@@ -117,9 +117,9 @@ MASKS = SpecialTokens(
 )
 
 OBJECTIVES = {
-    "next tokens": Objective(prepare, _next_tokens),
-    "corrupted spans": Objective(partial(prepare, vocabulary=SPANS), _corrupted_spans),
-    "masked tokens": Objective(partial(prepare, vocabulary=MASKS), _masked_tokens),
+    "next tokens": Objective(prepare_corpus, _next_tokens),
+    "corrupted spans": Objective(partial(prepare_corpus, vocabulary=SPANS), _corrupted_spans),
+    "masked tokens": Objective(partial(prepare_corpus, vocabulary=MASKS), _masked_tokens),
     "pictures": Objective(_prepare_digits, _digits),
 }
 
@@ -133,7 +133,7 @@ def _t5(rung: Rung) -> PretrainedConfig:
 def _encoder(rung: Rung) -> dict:
     dropouts = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     return {
-        **shape_of(rung),
+        **size_fields(rung),
         **dropouts,
         "intermediate_size": 4 * rung.width,
         "initializer_range": rung.width**-0.5,  # with the usual 0.02 narrow models attend evenly for most of a training

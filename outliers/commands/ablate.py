@@ -17,7 +17,7 @@ from outliers.models.names import short_name
 from outliers.models.variant import AS_IT_IS, Variant
 from outliers.quantization.schemes import BASELINE, Scheme, get_scheme, scheme_fields
 from outliers.runs.rows import Row
-from outliers.runs.stages.trace import CROSS, ablated_in, attends, counted, where
+from outliers.runs.stages.trace import CROSS, ablated_in, counted, traced_attention, where
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, CellPlan, Stages
 from outliers.terminal.progress import with_bar
@@ -159,33 +159,33 @@ def _without_each(subject: ToAblate) -> Stages:
 def _stages(subject: ToAblate) -> Stages:
     experiment = subject.experiment
     (traced,) = yield [Cell(subject, EXACT, TraceMetric(roles=STREAM, alpha=experiment.alpha))]
-    views = [view for view in counted(traced) if experiment.features or view["features"]]
-    cross, views = ([view for view in views if (view.get("stack") == CROSS) is of] for of in (True, False))
+    counts = [count for count in counted(traced) if experiment.features or count["features"]]
+    cross, counts = ([count for count in counts if (count.get("stack") == CROSS) is of] for of in (True, False))
     if cross and not experiment.features:
         listed = ", ".join(map(str, cross[0]["features"]))
         logger.info(
             f"outlier features of the encoder's states in cross-attention ({listed}) cannot be ablated, and stay"
         )
-    if not views:
+    if not counts:
         raise _no_outlier(traced, experiment)
     labels = {"where": experiment.where, "seed": experiment.seed, "alpha": experiment.alpha} | experiment.labels
-    metrics = (Top1, Perplexity) if attends(traced) else (Perplexity,)
-    yield [cell for view in views for cell in _of_view(subject, view, labels, metrics, view is views[0])]
+    metrics = (Top1, Perplexity) if traced_attention(traced) else (Perplexity,)
+    yield [cell for count in counts for cell in _of_stack(subject, count, labels, metrics, count is counts[0])]
 
 
-def _of_view(subject: ToAblate, view: dict, labels: dict, metrics: Sequence[type], first: bool) -> list[Cell]:
-    """Return the cells for the features of a view, ablated in its layers; for the first view also those without."""
+def _of_stack(subject: ToAblate, count: dict, labels: dict, metrics: Sequence[type], first: bool) -> list[Cell]:
+    """Return the cells for the features of a stack, ablated in its layers; for the first stack also those without."""
     experiment = subject.experiment
-    treatments = planned(experiment, view["hidden_size"], experiment.features or view["features"], view["features"])
+    treatments = planned(experiment, count["hidden_size"], experiment.features or count["features"], count["features"])
     treatments = [treatment for treatment in treatments if treatment.features or first]
     # top-1 attention is measured with one layer ablated at a time, in the inputs of queries and keys
-    roles = {Top1: WHERE if "stack" in view else experiment.where, Perplexity: experiment.where}
+    roles = {Top1: WHERE if "stack" in count else experiment.where, Perplexity: experiment.where}
     return [
         Cell(
             subject,
-            _variant(treatment, experiment, where(view, roles[metric])),
+            _variant(treatment, experiment, where(count, roles[metric])),
             metric(),
-            labels | (ablated_in(view) if treatment.features else {}) | treatment.fields,
+            labels | (ablated_in(count) if treatment.features else {}) | treatment.fields,
         )
         for metric, treatment in product(metrics, treatments)
     ]
@@ -219,9 +219,11 @@ def planned(
         features: to ablate.
         outliers: features that are never drawn as controls.
     """
-    from outliers.metrics.ablations import plan  # late, for it imports torch
+    from outliers.metrics.ablations import treatments  # late, for it imports torch
 
-    return plan(features, width, experiment.methods, experiment.controls, experiment.seed, experiment.where, outliers)
+    return treatments(
+        features, width, experiment.methods, experiment.controls, experiment.seed, experiment.where, outliers
+    )
 
 
 @with_bar
@@ -273,7 +275,7 @@ def ablate(
     """
     from outliers.metrics import ablations
     from outliers.metrics.perplexity import too_large
-    from outliers.models.anatomy import attends, features_of
+    from outliers.models.anatomy import features_of, has_attention
     from outliers.models.anatomy.stack_views import stack_view
     from outliers.runs.loaded import measured
     from outliers.subjects.given import Given
@@ -284,15 +286,15 @@ def ablate(
     subject = Given(model, list(sequences(blocks, attention_mask)))
     model, features, methods, where = subject.loaded, list(features), list(methods), list(where)
     width = features_of(model)
-    ablations.plan(features, width, methods, controls, seed, where)  # reports mistakes before the text is traced
+    ablations.treatments(features, width, methods, controls, seed, where)  # reports mistakes before the text is traced
     if (view := stack_view(model, stack)).cross:
         raise UserError("the encoder's states in cross-attention cannot be ablated; expected 'encoder' or 'decoder'")
     traced = trace(model, subject.blocks, STREAM, alpha, attention=False, stack=stack)
     outliers = traced.outlier_features()["feature"]
-    treatments = ablations.plan(features, width, methods, controls, seed, where, outliers)
+    treatments = ablations.treatments(features, width, methods, controls, seed, where, outliers)
     means = feature_means(traced) if "mean" in methods else {}
     measured_in = [(Perplexity, where)]
-    if attends(model.config):
+    if has_attention(model.config):
         measured_in.insert(0, (Top1, WHERE))
     cells = []
     for number, treatment in enumerate(treatments):

@@ -9,7 +9,7 @@ from pydantic import Field, PlainSerializer, PlainValidator
 
 from outliers.commands import Command
 from outliers.config.experiment import CALIBRATED, UNDER_SCHEMES, Experiment
-from outliers.config.fields import Draws, Model, Models, Name, Names, Once, Schemes, Split, saying_all
+from outliers.config.fields import Draws, Model, Models, Name, Names, Schemes, Split, Unique, saying_all
 from outliers.errors import UserError, unknown_name
 from outliers.metrics.records import Agreement, Errors, Inputs, Layers, Metric, Perplexity, Places, Weights
 from outliers.quantization.cache_formats import Formats
@@ -57,7 +57,7 @@ class Damage(Experiment):
     schemes: Schemes = Field(
         default=["absmax", "llm.int8"], validate_default=True, description="Schemes whose damage is measured."
     )
-    caches: Annotated[list[Cache], Split, Once] = Field(
+    caches: Annotated[list[Cache], Split, Unique] = Field(
         default=[], description="Caches such as kv=int4; instead of schemes unless some are given."
     )
     against: Models = Field(

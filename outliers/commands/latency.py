@@ -7,7 +7,7 @@ from pydantic import Field
 
 from outliers.commands import Command
 from outliers.config.experiment import ON_MACHINE, UNDER_SCHEMES, Experiment
-from outliers.config.fields import Batch, Begin, Models, Name, Once, SchemesAndPeer, Split, Text, Threshold
+from outliers.config.fields import Batch, Begin, Models, Name, SchemesAndPeer, Split, Text, Threshold, Unique
 from outliers.criterion import ALPHA
 from outliers.metrics import records
 from outliers.subjects.cell import Cell, CellPlan
@@ -34,7 +34,7 @@ class Latency(records.Generation, Experiment):
     text: Text = "sample"
     bos: Begin = False
     alpha: Threshold = ALPHA
-    batches: Annotated[list[Batch], Split, Field(min_length=1), Once] = Field(
+    batches: Annotated[list[Batch], Split, Field(min_length=1), Unique] = Field(
         default=[1, 8, 32], description="Batch size."
     )
 
@@ -43,7 +43,7 @@ class Latency(records.Generation, Experiment):
         shared = self.model_dump(include={"name", "text", "bos", "alpha", "device", "dtype"})
         experiment = Experiment(**shared, block=self.prompt, blocks=max(self.batches))
         generation = self.model_dump(include=records.Generation.model_fields.keys())
-        metrics = [records.Latency(batch=batch, **generation) for batch in self.batches]
+        metrics = [records.LatencyMetric(batch=batch, **generation) for batch in self.batches]
         peer = [Peer(self.alpha)] if PEER in self.schemes else []
         pairs = product(self.models, [*self.quantized, *peer])
         return [

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, cr
 
 from outliers.commands import Command
 from outliers.config.experiment import CALIBRATED, Experiment
-from outliers.config.fields import Checked, Models, Name, Once, Revision, Split, resolved, saying_all
+from outliers.config.fields import Checked, Models, Name, Revision, Split, Unique, resolved, saying_all
 from outliers.errors import UserError, unknown_name
 from outliers.metrics.records import Metric, Perplexity, metrics
 from outliers.subjects.cell import Cell, CellPlan
@@ -55,7 +55,7 @@ Metrics = Annotated[
     list[Annotated[Any, PlainValidator(_metric, json_schema_input_type=str), NAME]],
     Split,
     Field(min_length=1),
-    Once,
+    Unique,
 ]
 
 

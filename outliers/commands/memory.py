@@ -10,7 +10,7 @@ from outliers.config.experiment import Experiment
 from outliers.config.fields import Finite, Models, Name, Split
 from outliers.errors import UserError, unknown_name
 from outliers.metrics import records
-from outliers.metrics.records import Footprint, Hardware
+from outliers.metrics.records import Hardware, SequenceSize
 from outliers.subjects.cell import Cell, CellPlan
 from outliers.subjects.configured import Configured
 from outliers.variants.quantized import EXACT
@@ -27,7 +27,7 @@ def _gpus(value):
     return {"hardware": f"{count}x GPU", "gpus": count, "gigabytes": float(match[2])}
 
 
-class Memory(Footprint, Experiment):
+class Memory(SequenceSize, Experiment):
     """The memory that models need at inference, from their configurations, and the largest that some hardware holds.
 
     With these defaults the paper's Table 3 comes out as published; so it does with a headroom of 0.65 to 1.08 GiB at a
@@ -59,11 +59,13 @@ class Memory(Footprint, Experiment):
         for name in self.candidates or []:
             if name not in self.models:
                 raise unknown_name("candidate", name, self.models, "(the field 'models' names it too)")
-        size = self.model_dump(include=Footprint.model_fields.keys())
+        size = self.model_dump(include=SequenceSize.model_fields.keys())
         places = [records.Fits(**size, headroom=self.headroom, **dict(hardware)) for hardware in self.hardware]
         candidates = self.candidates or self.models
         return [
-            CellPlan.of(subject, [Cell(subject, EXACT, metric, labels) for metric in (records.Memory(**size), *places)])
+            CellPlan.of(
+                subject, [Cell(subject, EXACT, metric, labels) for metric in (records.MemoryMetric(**size), *places)]
+            )
             for subject in map(Configured, self.models)
             for labels in [{"candidate": subject.name in candidates}]
         ]

@@ -147,9 +147,9 @@ def _has_neurons(config: Any) -> bool:
 
 
 def _attends(config: Any) -> bool:
-    from outliers.models.anatomy import attends  # late, for it imports torch
+    from outliers.models.anatomy import has_attention  # late, for it imports torch
 
-    return attends(config)
+    return has_attention(config)
 
 
 def _shows_keys(config: Any) -> bool:

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from outliers.commands import Command
 from outliers.config.experiment import BLOCKS, CALIBRATED, Experiment
-from outliers.config.fields import DRAWS, NONE, Count, Line, Model, Name, Once, OneScheme, Several, Share, Split
+from outliers.config.fields import DRAWS, NONE, Count, Line, Model, Name, OneScheme, Several, Share, Split, Unique
 from outliers.criterion import check_share
 from outliers.errors import unknown_name
 from outliers.quantization.plans.plan import Plan
@@ -19,7 +19,7 @@ from outliers.runs.stages.plan import (
     exports_of,
     passes_of,
     plan_of,
-    search_stages,
+    plan_stages,
 )
 from outliers.subjects import cell
 from outliers.subjects.causal import Causal
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 BY = ("count", "parameters")
 
 
-class Blocks(Causal):
+class ConsecutiveBlocks(Causal):
     """A model with consecutive blocks of a text; schemes are calibrated on later blocks than any that is measured.
 
     experiment: with the total number of blocks.
@@ -68,14 +68,14 @@ class Planning(Experiment):
         default=0.05, gt=0, le=100, allow_inf_nan=False, description="Largest increase of perplexity, such as 5%."
     )
     by: Literal["count", "parameters"] = Field(default="count", description="Size of the plan to minimize.")
-    instead: Annotated[list[OneScheme], Split, Once] = Field(
+    instead: Annotated[list[OneScheme], Split, Unique] = Field(
         default=[],
         description=f"Better schemes to try before a projection stays exact, such as llm.int8,w8a8; {NONE}",
     )
     blocks: Count = Field(default=BLOCKS, description="Blocks of the search, from the start of the text.")
     confirm: Count = Field(default=BLOCKS, description="Blocks after them, on which the plan is confirmed.")
     draws: Several = Field(default=DRAWS_OF_A_SET, description=DRAWS)
-    export: Annotated[list[Line], Split, Once] = Field(
+    export: Annotated[list[Line], Split, Unique] = Field(
         default=[],
         description="Formats of other libraries in which to write the plan too, such as compressed-tensors or torchao.",
     )
@@ -88,14 +88,17 @@ class Planning(Experiment):
         """Return the search for a model, which is confirmed on the blocks after those that it searches with."""
         experiment = self.model_copy(update={"blocks": self.blocks + self.confirm})
         under, *better = (get_scheme(scheme, self.alpha_of_schemes) for scheme in (self.scheme, *self.instead))
-        searched, confirmed = Blocks(experiment, 0, self.blocks), Blocks(experiment, self.blocks, self.confirm)
+        searched, confirmed = (
+            ConsecutiveBlocks(experiment, 0, self.blocks),
+            ConsecutiveBlocks(experiment, self.blocks, self.confirm),
+        )
         search = Search(searched, confirmed, Quantized(under), tuple(better), self.cost, self.by, self.draws)
         check_search(search)
         if self.export:
             exports_of(
                 self.export, Plan(model=self.model, scheme=under.name, projections=len(search.sizes)), self.revision
             )
-        return [cell.CellPlan(searched, search_stages(search), passes=lambda: passes_of(search))]
+        return [cell.CellPlan(searched, plan_stages(search), passes=lambda: passes_of(search))]
 
 
 COMMAND = Command(
@@ -172,4 +175,4 @@ def plan(
     cost = check_share("cost", cost)
     search = Search(searched, confirmed, under, better, cost, by, draws)
     check_search(search)
-    return plan_of(measured(searched, search_stages(search)), searched.name, cost, draws)
+    return plan_of(measured(searched, plan_stages(search)), searched.name, cost, draws)

@@ -14,12 +14,12 @@ from outliers.config.fields import (
     File,
     Line,
     Name,
-    Once,
     Schemes,
     Split,
     Text,
     Threshold,
     Tokens,
+    Unique,
 )
 from outliers.config.recipe import Recipe
 from outliers.criterion import ALPHA
@@ -34,7 +34,7 @@ TEXTS = {  # descriptions of the training texts, by field
     "c4": "the first 1,000 rows of C4 (allenai/c4 of the hub, en, train split) as JSON lines",
     "wikitext": "WikiText-2 (Salesforce/wikitext of the hub, wikitext-2-v1, train split) as text",
 }
-Seeds = Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Split, Field(min_length=1), Once]
+Seeds = Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Split, Field(min_length=1), Unique]
 
 
 class Training(Experiment):
@@ -54,7 +54,7 @@ class Training(Experiment):
     block: Tokens = Field(default=CONTEXT, description="Tokens per block.")
     blocks: Count = Field(default=32, description="Number of blocks, from the start of the text.")
     alpha: Threshold = ALPHA
-    watched: Annotated[list[Count], Split, Once] = Field(
+    watched: Annotated[list[Count], Split, Unique] = Field(
         default=list(CHECKPOINTS), description="Steps after which outlier features are measured; and at the end."
     )
     schemes: Schemes = Field(
@@ -100,7 +100,7 @@ class Training(Experiment):
             check_model(name)
 
     def plans(self) -> list[CellPlan]:
-        metric = records.Training(alpha=self.alpha, watched=self.watched, schemes=self.schemes, draws=self.draws)
+        metric = records.TrainingMetric(alpha=self.alpha, watched=self.watched, schemes=self.schemes, draws=self.draws)
         subjects = [TrainingRun(label, run, seed, self) for label, run in self.runs.items() for seed in self.seeds]
         return [CellPlan.of(subject, [Cell(subject, EXACT, metric)]) for subject in subjects]
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from outliers.commands import Command
 from outliers.config.experiment import ON_ENGINE, UNDER_SCHEMES, Experiment
-from outliers.config.fields import Data, Limit, Models, Name, Names, Schemes, Threshold
+from outliers.config.fields import Data, ExampleLimit, Models, Name, Names, Schemes, Threshold
 from outliers.criterion import ALPHA
 from outliers.metrics import records
 from outliers.subjects.causal import Pretrained
@@ -31,7 +31,7 @@ class ZeroShot(Experiment):
         description="Tasks of lm-eval; or lambada-local and piqa-local, with 200 embedded examples each.",
     )
     data: Data = None
-    limit: Limit = None
+    limit: ExampleLimit = None
     alpha: Threshold = ALPHA
 
     def check(self) -> None:
@@ -41,7 +41,9 @@ class ZeroShot(Experiment):
             check_task(task)
 
     def plans(self) -> list[CellPlan]:
-        metrics = [records.ZeroShot(task=task, **self.model_dump(include={"data", "limit"})) for task in self.tasks]
+        metrics = [
+            records.ZeroShotMetric(task=task, **self.model_dump(include={"data", "limit"})) for task in self.tasks
+        ]
         subjects = [Pretrained(name, self.revision, self) for name in self.models]
         pairs = list(product(self.quantized, metrics))
         return [CellPlan.of(subject, [Cell(subject, *pair) for pair in pairs]) for subject in subjects]

@@ -18,7 +18,6 @@ from outliers.config.fields import (
     Model,
     Models,
     Name,
-    Once,
     Repeats,
     Revision,
     Schemes,
@@ -28,6 +27,7 @@ from outliers.config.fields import (
     Text,
     Threshold,
     Tokens,
+    Unique,
     saying_all,
     whole,
 )
@@ -71,7 +71,7 @@ def _remedied(scheme: Scheme | str, written: str) -> Scheme | str:
     return scheme if scheme == PEER or not written else remedied(scheme, written)
 
 
-Attentions = Annotated[list[Annotated[str, AfterValidator(_attention)]], Split, Field(min_length=1), Once]
+Attentions = Annotated[list[Annotated[str, AfterValidator(_attention)]], Split, Field(min_length=1), Unique]
 
 
 class Experiment(Checked):

@@ -149,15 +149,15 @@ def whole(most: int, **least: int):
 
 # A list may be given as "a,b", as on the command line; repeated entries count once.
 Split = BeforeValidator(lambda value: [part for part in value.split(",") if part] if isinstance(value, str) else value)
-Once = AfterValidator(lambda entries: list(dict.fromkeys(entries)))
+Unique = AfterValidator(lambda entries: list(dict.fromkeys(entries)))
 Line = Annotated[str, AfterValidator(_line)]
 Name = Annotated[str, AfterValidator(_name)]
-Names = Annotated[list[Line], Split, Field(min_length=1), Once]
+Names = Annotated[list[Line], Split, Field(min_length=1), Unique]
 # Names are accepted, and values are schemes. Defaults are names, as the help shows them, so that fields validate them.
 OneScheme = Annotated[str | Scheme, PlainValidator(_scheme, json_schema_input_type=str), PlainSerializer(_write_scheme)]
 _PEER = WrapValidator(lambda value, check: PEER if str(value).lower() == PEER else check(value))
 _SchemeOrPeer = Annotated[OneScheme, _PEER]
-_OfSchemes = (Split, Field(min_length=1), Once, AfterValidator(_of_different_names))
+_OfSchemes = (Split, Field(min_length=1), Unique, AfterValidator(_of_different_names))
 Schemes = Annotated[list[OneScheme], *_OfSchemes]
 SchemesAndPeer = Annotated[list[_SchemeOrPeer], *_OfSchemes]  # also the layers of another library
 Tokens = whole(10**7, ge=2)  # of a sequence
@@ -166,12 +166,12 @@ Repeats = whole(10**4)
 Several = whole(10**4, ge=2)  # one alone has no scatter
 Seed = whole(2**32 - 1, ge=0)
 Batch = whole(10**5)
-Features = Annotated[list[Annotated[int, BeforeValidator(_feature)]], Split, Field(min_length=1), Once]
+Features = Annotated[list[Annotated[int, BeforeValidator(_feature)]], Split, Field(min_length=1), Unique]
 Finite = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Share = BeforeValidator(partial(_by, check_share), json_schema_input_type=str)
 # A model dimension d, of which a layer has 4 d outputs, or features and outputs as "576x1536".
-Shape = whole(LARGEST_LAYER) | Annotated[str, AfterValidator(_shape)]
-Shapes = Annotated[list[Shape], Split, Field(min_length=1), Once]
+LayerShape = whole(LARGEST_LAYER) | Annotated[str, AfterValidator(_shape)]
+Shapes = Annotated[list[LayerShape], Split, Field(min_length=1), Unique]
 
 # Fields of several kinds and metrics, with the help of their options.
 NONE = "by default none."  # the end of a description whose option accepts that word, too
@@ -195,18 +195,18 @@ Threshold = Annotated[
     Field(description="Magnitude from which a value is an outlier."),
 ]
 SKIP = f"Exact projections: roles such as ffn_out, layers.N, patterns such as *.down_proj, @plan.yaml; {NONE}"
-Skip = Annotated[list[Line], Split, AfterValidator(_skip), Once, Field(description=SKIP)]
+Skip = Annotated[list[Line], Split, AfterValidator(_skip), Unique, Field(description=SKIP)]
 DRAWS = "Number of measurements with embeddings perturbed by 1e-6, for mean ± scatter by rounding."
 Draws = Annotated[Repeats, Field(description=DRAWS)]
 Positions = Annotated[
     list[whole(10**7, ge=0)],
     Split,
-    Once,
+    Unique,
     Field(description="Further positions at which contributions are given, beside their means and the first position."),
 ]
 NEURONS = "Neurons listed per layer, those with the largest contributions; the others are one writer."
 Neurons = Annotated[Count, Field(description=NEURONS)]
-Limit = Annotated[Count | None, Field(description="Examples of each task, from its start; by default all.")]
+ExampleLimit = Annotated[Count | None, Field(description="Examples of each task, from its start; by default all.")]
 DATA = (
     "Folder with lambada_test.jsonl, piqa_valid.jsonl and piqa_valid_labels.lst, for more examples of the local tasks "
     "than the embedded ones."

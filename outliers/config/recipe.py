@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from outliers.config.fields import Batch, Count, Model, Once, Split, Threshold
+from outliers.config.fields import Batch, Count, Model, Split, Threshold, Unique
 from outliers.models.pocket.ladder import LADDER, STEPS
 
 Rate = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
@@ -33,7 +33,7 @@ class Recipe(BaseModel):
     gated: bool = False
     positions: Literal["learned", "rotary"] = "learned"
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
-    int8: Annotated[list[Literal["ffn", "linear", "attention"]], Split, Once] = []
+    int8: Annotated[list[Literal["ffn", "linear", "attention"]], Split, Unique] = []
     decomposition: Share = 0.0
     outlier_threshold: Threshold | None = None
     stochastic: bool = False

@@ -36,7 +36,7 @@ class Treatment:
         return fields | {"features": list(self.features)}
 
 
-def plan(
+def treatments(
     features: Iterable[int],
     width: int,
     methods: Iterable[str] = ("zero",),

@@ -10,7 +10,7 @@ from outliers.metrics.measurement import LogitsComputation
 from outliers.metrics.perplexity import LossReader, finite_losses
 from outliers.models.anatomy.examples import Block
 from outliers.show import units
-from outliers.variants.draw import scattered
+from outliers.variants.draw import value_over_draws
 
 
 class Right(NamedTuple):
@@ -48,8 +48,13 @@ def _values(draws: list[list[Right]]) -> list[dict]:
         units.fields([(block[part], block.predicted) for block in blocks] for blocks in draws) for part in (1, 0)
     )
     return [
-        {"metric": "accuracy", **scattered([right / count for _, right, count in sums]), "unit": "1", **right},
-        {"metric": "accuracy.loss", **scattered([total / count for total, _, count in sums]), "unit": "nat", **loss},
+        {"metric": "accuracy", **value_over_draws([right / count for _, right, count in sums]), "unit": "1", **right},
+        {
+            "metric": "accuracy.loss",
+            **value_over_draws([total / count for total, _, count in sums]),
+            "unit": "nat",
+            **loss,
+        },
     ]
 
 

@@ -10,7 +10,7 @@ from outliers.metrics.measurement import LogitsComputation
 from outliers.metrics.perplexity import broken_at, predicted
 from outliers.models.anatomy.examples import Block
 from outliers.show import units
-from outliers.variants.draw import scattered
+from outliers.variants.draw import value_over_draws
 
 
 class Agreeing(NamedTuple):
@@ -22,7 +22,7 @@ class Agreeing(NamedTuple):
     tokens: int
 
 
-class _Sums(NamedTuple):
+class _LogitSums(NamedTuple):
     """Running sums over the logits at each position: the largest one, its token, and the sum of exp(logit −
     largest)."""
 
@@ -37,8 +37,8 @@ class _Sums(NamedTuple):
 
     @classmethod
     def after(
-        cls, before: "_Sums | None", start: int, logits: torch.Tensor
-    ) -> tuple["_Sums", torch.Tensor, torch.Tensor]:
+        cls, before: "_LogitSums | None", start: int, logits: torch.Tensor
+    ) -> tuple["_LogitSums", torch.Tensor, torch.Tensor]:
         """Return the sums with the logits (T, tokens) of further tokens, from `start` on, added.
 
         Also return the factors by which earlier sums have to be multiplied, and exp(logit − largest) of these logits.
@@ -67,13 +67,13 @@ class AgreementReader:
     def __init__(self, model: PreTrainedModel, block: Block, targets: torch.Tensor):
         self.model, self.block = model, block
         self.predictions, self.weighted = len(targets), 0.0
-        self.exact: _Sums | None = None
-        self.changed: _Sums | None = None
+        self.exact: _LogitSums | None = None
+        self.changed: _LogitSums | None = None
 
     def add(self, start: int, logits: torch.Tensor, exact: torch.Tensor) -> None:
-        self.exact, scale, exponentials = _Sums.after(self.exact, start, exact)
+        self.exact, scale, exponentials = _LogitSums.after(self.exact, start, exact)
         self.weighted = self.weighted * scale + (exponentials * (exact - logits)).sum(1, dtype=torch.float64)
-        self.changed, *_ = _Sums.after(self.changed, start, logits)
+        self.changed, *_ = _LogitSums.after(self.changed, start, logits)
 
     def result(self) -> Agreeing:
         """Return the summed divergence and the number of agreeing tokens; raise BrokenModel if it is NaN or inf."""
@@ -92,8 +92,8 @@ def values_of(draws: list[list[Agreeing]]) -> list[dict]:
     of_kl = units.fields([(block.kl, block.tokens) for block in blocks] for blocks in draws)
     of_same = units.fields([(block.agreeing, block.tokens) for block in blocks] for blocks in draws)
     return [
-        {"metric": "damage.kl", **scattered(kl), "unit": "nat", **of_kl},
-        {"metric": "damage.top1_agreement", **scattered(same), "unit": "1", **of_same},
+        {"metric": "damage.kl", **value_over_draws(kl), "unit": "nat", **of_kl},
+        {"metric": "damage.top1_agreement", **value_over_draws(same), "unit": "1", **of_same},
     ]
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.metrics.measurement import Measurement, MemoryNeeds, loaded
-from outliers.models.anatomy import attends
+from outliers.models.anatomy import has_attention
 from outliers.models.anatomy.stack_views import of_stack, stack_views
 from outliers.models.attention import eager
 from outliers.models.decoder import inference, watched_pass
@@ -150,7 +150,7 @@ class AttentionMeasurement(Measurement):
 
     def check(self, cell: Cell) -> None:
         config = cell.subject.config
-        if not attends(config):
+        if not has_attention(config):
             raise UserError(
                 f"'{cell.metric.name}' of '{config.model_type}', whose layers have no attention; expected a metric "
                 "such as trace or perplexity"

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from outliers.errors import BrokenModel, UserError
 from outliers.metrics.measurement import Measurement, MemoryNeeds, loaded, stored_bytes
 from outliers.metrics.records import Inputs
-from outliers.models.anatomy import Projection, check_positions, projections, readers
+from outliers.models.anatomy import Projection, check_positions, projections, state_readers
 from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import expert_hooks, input_hooks
 from outliers.models.stream import Variant
@@ -25,7 +25,7 @@ from outliers.variants.peer import Against
 from outliers.variants.quantized import EXACT, Quantized
 from outliers.variants.together import Together
 
-Place = tuple[int, str, str]  # of a projection: layer, role and path
+ProjectionPlace = tuple[int, str, str]  # of a projection: layer, role and path
 
 
 class Largest(NamedTuple):
@@ -108,7 +108,7 @@ class _ErrorObserver:
             layers = {same[0].path: [part.module for part in same] for same in under_schemes}
             seen = list(projections(model, layer))
             self.reading |= {_state(part): part.inputs for part in seen}
-            whole = [one for one in readers(model, layer) if one.expert is None and one.place in self.reading]
+            whole = [one for one in state_readers(model, layer) if one.expert is None and one.place in self.reading]
             stack.enter_context(input_hooks(whole, self._see_input))
             stack.enter_context(expert_hooks(model, self._see_units, only=layer))
             for projection in seen:
@@ -251,7 +251,7 @@ def _largest(blocks: list[dict[tuple[int, str], Largest]]) -> list[dict]:
     ]
 
 
-def _errors(blocks: list[dict[Place, Error]]) -> list[dict]:
+def _errors(blocks: list[dict[ProjectionPlace, Error]]) -> list[dict]:
     """Return the error of each projection over all tokens, and the mean of the errors of single tokens."""
     values = []
     for layer, role, path in blocks[0]:

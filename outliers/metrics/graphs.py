@@ -11,7 +11,7 @@ from transformers.cache_utils import StaticLayer
 from outliers.models.anatomy import stacks_of
 
 
-class Steps:
+class DecodeSteps:
     """Decode steps of a batch of sequences of up to `length` tokens, without synchronizing with the host.
 
     cache: keys and values of the tokens so far. ids: int64 (batch, 1), the tokens that a step reads and replaces by the
@@ -42,7 +42,7 @@ def next_ids(model: PreTrainedModel, ids: torch.Tensor, cache: Cache, **given: t
     return logits[:, -1].argmax(-1, keepdim=True)
 
 
-def captured_steps(model: PreTrainedModel, batch: int, length: int) -> Steps | None:
+def captured_steps(model: PreTrainedModel, batch: int, length: int) -> DecodeSteps | None:
     """Return steps whose `run` replays a CUDA graph; length: at least two.
 
     Return None on a CPU, for encoder-decoders, and, with a warning, if the model cannot be captured, for example
@@ -51,7 +51,7 @@ def captured_steps(model: PreTrainedModel, batch: int, length: int) -> Steps | N
     if model.device.type != "cuda" or len(stacks_of(model.config)) > 1:
         return None
     try:
-        steps = Steps(model, batch, length)
+        steps = DecodeSteps(model, batch, length)
         windows = any(type(layer) is not StaticLayer for layer in steps.cache.layers)
         if windows or not model._can_compile_fullgraph:  # according to transformers: GPT-Neo would choose other tokens
             raise ValueError("its attention does not take a cache of one size")

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError, not_finite
-from outliers.metrics.measurement import CellMeasurement, short
+from outliers.metrics.measurement import CellMeasurement, float_digits
 from outliers.metrics.records import AFTER, ATTENDED, BEFORE, TINY
 from outliers.models.anatomy.parts import Part, parts
 from outliers.models.anatomy.weights import parameter_of
@@ -27,12 +27,12 @@ from outliers.subjects.model_cache import ModelCache
 FEATURES = 3  # listed features that write a channel, at most
 SHORT = ".4g"  # format of numbers in long lists
 
-Place = tuple[int, str]  # layer and role
+LayerRole = tuple[int, str]  # layer and role
 Channel = tuple[int, int, int]  # layer, head and channel
-Key = tuple[int, str, str]  # layer, role and side
+StateKey = tuple[int, str, str]  # layer, role and side
 
 
-class Sums(NamedTuple):
+class ChannelSums(NamedTuple):
     """Sums of channels over positions, each (heads, head size).
 
     total, squares: float64, of x and x². largest: float64, the entry of the largest magnitude, with its sign; position:
@@ -46,17 +46,17 @@ class Sums(NamedTuple):
     count: int
 
     @classmethod
-    def of(cls, x: torch.Tensor) -> "Sums":
+    def of(cls, x: torch.Tensor) -> "ChannelSums":
         """Return the sums of one sequence, x (T, heads, head size)."""
         x = x.double()
         position = x.abs().argmax(0)
         largest = x.gather(0, position[None])[0]
         return cls(x.sum(0).cpu(), x.square().sum(0).cpu(), largest.cpu(), position.cpu(), len(x))
 
-    def joined(self, other: "Sums") -> "Sums":
+    def joined(self, other: "ChannelSums") -> "ChannelSums":
         """Return the sums of two texts; among equal magnitudes the earlier position stays."""
         larger = other.largest.abs() > self.largest.abs()
-        return Sums(
+        return ChannelSums(
             self.total + other.total,
             self.squares + other.squares,
             other.largest.where(larger, self.largest),
@@ -99,20 +99,20 @@ class Channels:
     of the projection, float64 (features,).
     """
 
-    sums: dict[Key, Sums] = field(default_factory=dict)
-    changed: set[Place] = field(default_factory=set)
-    biases: dict[Place, torch.Tensor] = field(default_factory=dict)
+    sums: dict[StateKey, ChannelSums] = field(default_factory=dict)
+    changed: set[LayerRole] = field(default_factory=set)
+    biases: dict[LayerRole, torch.Tensor] = field(default_factory=dict)
     inputs: dict[int, torch.Tensor] = field(default_factory=dict)
     weights: dict[Channel, torch.Tensor] = field(default_factory=dict)
 
-    def add(self, place: Place, before: torch.Tensor, after: torch.Tensor) -> None:
+    def add(self, place: LayerRole, before: torch.Tensor, after: torch.Tensor) -> None:
         """Add states (T, heads, head size) of one sequence, before and after what attention does to them.
 
         Raises:
             BrokenModel: a state is NaN or inf.
         """
         for side, x in ((BEFORE, before), (AFTER, after)):
-            sums = Sums.of(x)
+            sums = ChannelSums.of(x)
             if not sums.largest.isfinite().all():
                 raise not_finite(f"in the {place[1]} of layer {place[0]}")
             key = *place, side
@@ -131,38 +131,45 @@ class Channels:
         rows = [record for key in kept for record in self._of(key, count)]
         keys = [row for row in rows if (row["metric"], row["role"], row["side"]) == ("keys.head", "keys", AFTER)]
         most = max(row["value"] / max(row["median"], TINY) for row in keys)
-        return [{"metric": "keys", "value": short(most)}, *rows]
+        return [{"metric": "keys", "value": float_digits(most)}, *rows]
 
-    def _of(self, key: Key, count: int) -> Iterator[dict]:
+    def _of(self, key: StateKey, count: int) -> Iterator[dict]:
         layer, role, side = key
         place = {"layer": layer, "role": role, "side": side}
         for record in (self._layer(key), *self._heads(key), *self._channels(key, count)):
             yield record | place
 
-    def _layer(self, key: Key) -> dict:
+    def _layer(self, key: StateKey) -> dict:
         sums, bias = self.sums[key], self._bias(key)
         share = {} if bias is None else _of_bias(bias.norm(), sums.mean_squares.sum())
-        return {"metric": "keys.layer", "value": short(sums.magnitudes.max()), **_median(sums, slice(None)), **share}
+        return {
+            "metric": "keys.layer",
+            "value": float_digits(sums.magnitudes.max()),
+            **_median(sums, slice(None)),
+            **share,
+        }
 
-    def _heads(self, key: Key) -> Iterator[dict]:
+    def _heads(self, key: StateKey) -> Iterator[dict]:
         sums = self.sums[key]
         for head, magnitudes in enumerate(sums.magnitudes):
             place = {"head": head, "channel": int(magnitudes.argmax())}
-            all_of_them = {"magnitudes": [short(size, SHORT) for size in magnitudes]} if key[1] != "queries" else {}
-            value = short(magnitudes.max())
+            all_of_them = (
+                {"magnitudes": [float_digits(size, SHORT) for size in magnitudes]} if key[1] != "queries" else {}
+            )
+            value = float_digits(magnitudes.max())
             yield {"metric": "keys.head", "value": value, **_median(sums, head), **place, **all_of_them}
 
-    def _channels(self, key: Key, count: int) -> Iterator[dict]:
+    def _channels(self, key: StateKey, count: int) -> Iterator[dict]:
         sums, bias = self.sums[key], self._bias(key)
         for at in sums.first(count):
             head, channel = at
             yield {
                 "metric": "keys.channel",
-                "value": short(sums.magnitudes[at]),
+                "value": float_digits(sums.magnitudes[at]),
                 "median": _median(sums, head)["median"],
-                "mean": short(sums.means[at]),
-                "rms": short(sums.mean_squares[at].sqrt()),
-                "constant": short(sums.constant[at]),
+                "mean": float_digits(sums.means[at]),
+                "rms": float_digits(sums.mean_squares[at].sqrt()),
+                "constant": float_digits(sums.constant[at]),
                 **({} if bias is None else _of_bias(bias[at], sums.mean_squares[at])),
                 "head": head,
                 "channel": channel,
@@ -170,11 +177,11 @@ class Channels:
                 **(self._features((key[0], *at), sums.count) if key[1] == "keys" and self._is_projected(key) else {}),
             }
 
-    def _is_projected(self, key: Key) -> bool:
+    def _is_projected(self, key: StateKey) -> bool:
         """Return whether the statistics are of the projection's output."""
         return key[2] == BEFORE or key[:2] not in self.changed
 
-    def _bias(self, key: Key) -> torch.Tensor | None:
+    def _bias(self, key: StateKey) -> torch.Tensor | None:
         """Return the bias of the projection, if the statistics are of its output."""
         return self.biases.get(key[:2]) if self._is_projected(key) else None
 
@@ -184,20 +191,20 @@ class Channels:
             return {}
         terms = self.weights[channel] * self.inputs[channel[0]] / count
         features = terms.abs().sort(descending=True, stable=True).indices[:FEATURES]
-        return {"features": features.tolist(), "terms": [short(term) for term in terms[features]]}
+        return {"features": features.tolist(), "terms": [float_digits(term) for term in terms[features]]}
 
 
-def _median(sums: Sums, heads: int | slice) -> dict:
+def _median(sums: ChannelSums, heads: int | slice) -> dict:
     """Return the statistics of the median channel of some heads."""
     by_channel = {"median": sums.magnitudes, "rms": sums.mean_squares.sqrt(), "constant": sums.constant}
-    return {name: short(values[heads].median()) for name, values in by_channel.items()}
+    return {name: float_digits(values[heads].median()) for name, values in by_channel.items()}
 
 
 def _of_bias(bias: torch.Tensor, mean_square: torch.Tensor) -> dict:
     """Return a bias, or the norm of a layer's bias, and its share of the mean square: above 1 if the rest opposes
     it."""
     share = bias**2 / mean_square if mean_square > 0 else 0.0
-    return {"bias": short(bias), "bias_share": short(share)}
+    return {"bias": float_digits(bias), "bias_share": float_digits(share)}
 
 
 @inference

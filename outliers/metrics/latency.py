@@ -11,7 +11,7 @@ import torch
 from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.metrics.graphs import Steps, captured_steps, next_ids
+from outliers.metrics.graphs import DecodeSteps, captured_steps, next_ids
 from outliers.metrics.measurement import Measurement, MemoryNeeds
 from outliers.models.anatomy import check_block, context_length, stack_module, stacks_of
 from outliers.models.anatomy.examples import read_ids
@@ -100,10 +100,12 @@ class LatencyMeasurement(Measurement):
         (cell,) = cells
         prompts, metric = _prompts(cell), cell.metric
         with cell.subject.under(model_cache, cell.variant, provenance) as model:
-            timings = encoding(model, prompts, metric.repeats, model_cache.bar.see) if encodes(model.config) else None
+            timings = (
+                encoding(model, prompts, metric.repeats, model_cache.bar.advance) if encodes(model.config) else None
+            )
             if generates(model.config):
                 empty = partial(cache, model, cell.variant.cache) if cell.variant.cache else None
-                generated = latency(model, prompts, metric.tokens, metric.repeats, model_cache.bar.see, empty)
+                generated = latency(model, prompts, metric.tokens, metric.repeats, model_cache.bar.advance, empty)
                 timings = generated._replace(encodings=timings.encodings) if timings else generated
             return [timings]
 
@@ -201,7 +203,7 @@ def _generate(
     model: PreTrainedModel,
     prompts: torch.Tensor,
     tokens: int,
-    captured: Steps | None,
+    captured: DecodeSteps | None,
     made: Callable[[], None],
     cache: Cache,
 ) -> tuple[list[float], torch.Tensor]:

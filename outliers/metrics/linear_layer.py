@@ -41,11 +41,11 @@ class LinearLayerMeasurement(Measurement):
         """Return milliseconds by implementation and round."""
         (cell,), experiment = cells, cells[0].subject.experiment
         device, shape = find_device(experiment.device), _shape(cell)
-        seconds, see = cell.metric.seconds, model_cache.bar.see
-        return [milliseconds(ways(*shape, device, DTYPES[experiment.dtype]), device, seconds, see)]
+        seconds, advance = cell.metric.seconds, model_cache.bar.advance
+        return [milliseconds(ways(*shape, device, DTYPES[experiment.dtype]), device, seconds, advance)]
 
     def values(self, cell: Cell, results: list[dict[str, list[float]]]) -> list[dict]:
-        return [value for row in rows_of(_shape(cell), *results) for value in _tidy(cell.metric.name, row)]
+        return [value for row in timing_rows(_shape(cell), *results) for value in _tidy(cell.metric.name, row)]
 
 
 def _shape(cell: Cell) -> tuple[int, int, int]:
@@ -118,12 +118,12 @@ def milliseconds(
     runs: dict[str, Callable[[], torch.Tensor]],
     device: torch.device,
     seconds: float,
-    see: Callable[[float], None] = lambda share: None,
+    advance: Callable[[float], None] = lambda share: None,
 ) -> dict[str, list[float]]:
     """Return the wall times of each function by round; a round times all in turn, after a warm-up.
 
-    There are at least `LEAST_ROUNDS` rounds, and `seconds` of timing. see: called after each call with the completed
-    share.
+    There are at least `LEAST_ROUNDS` rounds, and `seconds` of timing. advance: called after each call with the
+    completed share.
     """
     times = {name: [] for name in runs}
     for run in runs.values():
@@ -133,11 +133,11 @@ def milliseconds(
         for name, run in runs.items():
             times[name].append(timed(run, device)[0])
             rounds = sum(map(len, times.values())) / len(runs)
-            see(min(rounds / LEAST_ROUNDS, (time.perf_counter() - start) / seconds))
+            advance(min(rounds / LEAST_ROUNDS, (time.perf_counter() - start) / seconds))
     return times
 
 
-def rows_of(shape: tuple[int, int, int], times: dict[str, list[float]]) -> list[dict]:
+def timing_rows(shape: tuple[int, int, int], times: dict[str, list[float]]) -> list[dict]:
     """Return one row per implementation: shape (tokens, features, outputs) and way, with medians over rounds and
     quartiles.
 

@@ -174,7 +174,7 @@ class LogitsComputation(NamedTuple):
         return self.reader.compares
 
 
-def short(value: torch.Tensor | float, digits: str = DIGITS) -> float:
+def float_digits(value: torch.Tensor | float, digits: str = DIGITS) -> float:
     """Round a number to the digits that rows have."""
     return float(f"{float(value):{digits}}")
 

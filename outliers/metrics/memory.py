@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError, reason_of
 from outliers.metrics.measurement import Measurement
-from outliers.metrics.records import BITS, GIB, Fits, Memory
+from outliers.metrics.records import BITS, GIB, Fits, MemoryMetric
 from outliers.models.anatomy import anatomy_of, context_length, family_of
 from outliers.models.anatomy.experts import holds_experts
 from outliers.models.anatomy.row import config_of_stack
@@ -324,7 +324,7 @@ def _fitting(metric: Fits, footprint: Footprint) -> list[dict]:
     return [{"metric": "fits", "bits": bits, "value": int(fits(footprint, bits, *place)), "unit": "1"} for bits in BITS]
 
 
-def _needed(_metric: Memory, footprint: Footprint) -> list[dict]:
+def _needed(_metric: MemoryMetric, footprint: Footprint) -> list[dict]:
     return [
         {"metric": "parameters", "value": footprint.parameters, "unit": "1"},
         *({"metric": "weights", "bits": bits, "value": footprint.weights(bits), "unit": "bytes"} for bits in BITS),

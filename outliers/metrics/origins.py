@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.errors import UserError
-from outliers.metrics.measurement import CellMeasurement, short
+from outliers.metrics.measurement import CellMeasurement, float_digits
 from outliers.metrics.records import PART_OF
 from outliers.models.anatomy import (
     Layer,
@@ -39,7 +39,7 @@ from outliers.models.anatomy.trust import check_sums
 from outliers.models.anatomy.weights import parameter_of
 from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import residual_hooks
-from outliers.models.stream import AS_IT_IS, Variant, apart
+from outliers.models.stream import AS_IT_IS, Variant, separate_layers
 from outliers.quantization.linear import stored_weight
 from outliers.subjects.cell import Cell
 from outliers.subjects.model_cache import ModelCache
@@ -49,12 +49,12 @@ from outliers.text.tokens import visible_token
 
 MOST_POSITIONS = 3  # listed positions with a writer's largest terms, at most
 
-Key = tuple[int | None, str]  # layer, or None before all layers; and what is summed
+SumKey = tuple[int | None, str]  # layer, or None before all layers; and what is summed
 NEURONS = ("neuron", "shared neuron", "expert neuron")  # writers whose sums are of the neurons, which weights multiply
-Parts = dict[Key, np.ndarray]
+Parts = dict[SumKey, np.ndarray]
 
 
-class Sums(NamedTuple):
+class ColumnSums(NamedTuple):
     """Sums of n columns over a text.
 
     total: (2 + chosen positions, n) float64, over positions after the first, at the first, and at each chosen one.
@@ -68,7 +68,7 @@ class Sums(NamedTuple):
     at: torch.Tensor
 
     @classmethod
-    def of(cls, x: torch.Tensor, masks: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor) -> "Sums":
+    def of(cls, x: torch.Tensor, masks: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor) -> "ColumnSums":
         """Return the sums of a sequence: x (t, n) float32 at some positions (t,), masks (2 + chosen, t) float32 and ids
         (t,) of these."""
         later = positions > 0
@@ -79,7 +79,7 @@ class Sums(NamedTuple):
         return cls((masks @ x).double(), magnitudes.sum(1).double(), columns.gather(1, best), at)
 
     @classmethod
-    def of_columns(cls, parts: "Sequence[Sums | None]", columns: int, rows: int) -> "Sums":
+    def of_columns(cls, parts: "Sequence[ColumnSums | None]", columns: int, rows: int) -> "ColumnSums":
         """Put the sums of equally many columns each side by side; None stands for one without positions.
 
         Fewer than `PLACES` listed entries are filled up with zeros at position -1.
@@ -95,15 +95,15 @@ class Sums(NamedTuple):
         at = [nn.functional.pad(one, (0, 0, 0, MOST_POSITIONS - one.shape[1]), value=-1) for one in at]
         return cls(torch.cat(total, 1), torch.cat(magnitude), torch.cat(largest), torch.cat(at))
 
-    def joined(self, other: "Sums") -> "Sums":
+    def joined(self, other: "ColumnSums") -> "ColumnSums":
         """Return the sums of both texts; among equal entries those of the earlier text come first."""
         largest, at = torch.cat([self.largest, other.largest], 1), torch.cat([self.at, other.at], 1)
         best = largest.abs().sort(dim=1, descending=True, stable=True).indices[:, :MOST_POSITIONS]
         at = at.gather(1, best[..., None].expand(-1, -1, 2))
-        return Sums(self.total + other.total, self.magnitude + other.magnitude, largest.gather(1, best), at)
+        return ColumnSums(self.total + other.total, self.magnitude + other.magnitude, largest.gather(1, best), at)
 
-    def cpu(self) -> "Sums":
-        return Sums(*(part.cpu() for part in self))
+    def cpu(self) -> "ColumnSums":
+        return ColumnSums(*(part.cpu() for part in self))
 
 
 class Gains(NamedTuple):
@@ -148,8 +148,8 @@ class WriterAccount:
     controls: list[int]
     positions: list[int]
     counts: torch.Tensor
-    sums: dict[Key, Sums]
-    weights: dict[Key, torch.Tensor]
+    sums: dict[SumKey, ColumnSums]
+    weights: dict[SumKey, torch.Tensor]
     gains: dict[tuple[int, str], Gains]
     names: dict[int, str] = field(default_factory=dict)
 
@@ -226,20 +226,20 @@ class WriterAccount:
                     records += self._writers(key, terms, number, neurons)
         parts = self._parts()
         for records, rest in zip(by_feature, self._rest(parts), strict=True):
-            records.append({"metric": "origins.rest", "value": short(rest)})
+            records.append({"metric": "origins.rest", "value": float_digits(rest)})
         pairs = zip(self.features, by_feature, strict=True)
         with_features = [{**record, "feature": feature} for feature, records in pairs for record in records]
         return [*with_features, *self._ordinary(parts)]
 
-    def _written(self) -> list[Key]:
+    def _written(self) -> list[SumKey]:
         """Return the keys of sums of writers, in the order in which they write."""
         keys = [key for key in self.sums if key[1] in PART_OF]
         return sorted(keys, key=lambda key: (-1 if key[0] is None else key[0], [*PART_OF].index(key[1])))
 
-    def _means(self, key: Key) -> np.ndarray:
+    def _means(self, key: SumKey) -> np.ndarray:
         return (self.sums[key].total / self.counts[:, None]).numpy()
 
-    def _terms(self, key: Key) -> Terms:
+    def _terms(self, key: SumKey) -> Terms:
         _, kind = key
         sums, count = self.sums[key], len(self.columns)
         means, magnitudes = self._means(key), sums.magnitude.numpy() / self.counts[0].item()
@@ -277,7 +277,7 @@ class WriterAccount:
                 "layer": layer,
                 **self._values(self._means((layer, "state"))[:, number]),
             }
-            yield record | {"magnitude": short(sums.magnitude[number] / self.counts[0])}
+            yield record | {"magnitude": float_digits(sums.magnitude[number] / self.counts[0])}
 
     def _gates(self, number: int) -> Iterator[dict]:
         for (layer, norm), gains in self.gains.items():
@@ -287,16 +287,16 @@ class WriterAccount:
                 "layer": layer,
                 "norm": norm,
                 "role": "+".join(gains.reads),
-                "value": short(gains.gains[number]),
-                "median": short(gains.median),
+                "value": float_digits(gains.gains[number]),
+                "median": float_digits(gains.median),
                 "rank": gains.ranks[number],
-                "before": short(before[0]),
-                "behind": short(behind[0]),
-                "first_before": short(before[1]),
-                "first_behind": short(behind[1]),
+                "before": float_digits(before[0]),
+                "behind": float_digits(behind[0]),
+                "first_before": float_digits(before[1]),
+                "first_behind": float_digits(behind[1]),
             }
 
-    def _writers(self, key: Key, terms: Terms, number: int, neurons: int) -> Iterator[dict]:
+    def _writers(self, key: SumKey, terms: Terms, number: int, neurons: int) -> Iterator[dict]:
         layer, kind = key
         whole = kind == "experts"  # no term of its own, but the sum of others
         place = {"metric": f"origins.{'expert' if whole else 'writer'}", **({} if layer is None else {"layer": layer})}
@@ -313,8 +313,8 @@ class WriterAccount:
                 "writer": "expert" if whole else kind,
                 **self._index(key, int(index)),
                 **self._values(means[:, index]),
-                "magnitude": short(terms.magnitudes[index, number]),
-                "largest": [short(value) for value in terms.largest[index, number][there]],
+                "magnitude": float_digits(terms.magnitudes[index, number]),
+                "largest": [float_digits(value) for value in terms.largest[index, number][there]],
                 "largest_positions": at[:, 0].tolist(),
                 "largest_tokens": [self.names.get(token, f"#{token}") for token in at[:, 1].tolist()],
             }
@@ -322,7 +322,7 @@ class WriterAccount:
             others = means.sum(1) - means[:, list(indices)].sum(1)
             yield {**place, "writer": "other neurons", "count": means.shape[1] - len(indices), **self._values(others)}
 
-    def _index(self, key: Key, index: int) -> dict:
+    def _index(self, key: SumKey, index: int) -> dict:
         layer, kind = key
         if kind == "expert neuron":
             each = len(self.sums[key].magnitude) // (len(self.sums[layer, "experts"].magnitude) // len(self.columns))
@@ -330,8 +330,8 @@ class WriterAccount:
         return {"index": index} if kind in ("head", "experts", *NEURONS) else {}
 
     def _values(self, means: np.ndarray) -> dict:
-        chosen = {"at": [short(value) for value in means[2:]]} if self.positions else {}
-        return {"value": short(means[0]), "first": short(means[1]), **chosen}
+        chosen = {"at": [float_digits(value) for value in means[2:]]} if self.positions else {}
+        return {"value": float_digits(means[0]), "first": float_digits(means[1]), **chosen}
 
     def _ordinary(self, parts: Parts) -> Iterator[dict]:
         """Yield the ordinary contribution of each part of a layer: the median over controls of the magnitudes of means.
@@ -342,7 +342,13 @@ class WriterAccount:
         for (layer, part), means in (parts | states).items() if self.controls else ():
             value, first = np.median(abs(means[:2, len(self.features) :]), 1)
             place = {} if layer is None else {"layer": layer}
-            yield {"metric": "origins.ordinary", **place, "part": part, "value": short(value), "first": short(first)}
+            yield {
+                "metric": "origins.ordinary",
+                **place,
+                "part": part,
+                "value": float_digits(value),
+                "first": float_digits(first),
+            }
 
 
 WRITTEN = {"attn_out": "attention", "ffn_out": "feed-forward"}  # part of a layer, by the role of its output projection
@@ -388,7 +394,7 @@ def origins(
         >>> bool(account.rest.max() < 1e-5)
         True
     """
-    model = apart(model)
+    model = separate_layers(model)
     features, positions = list(dict.fromkeys(features)), sorted(set(positions))
     check_accountable(model.config, features_of(model), features)
     observer = _observed(model, sequences(blocks, attention_mask), features, positions, variant)
@@ -460,9 +466,9 @@ class _OriginObserver:
         self.controls = controls_of(features, self.width)
         self.columns = [*features, *self.controls]
         self.sequences, self.counts = 0, torch.zeros(2 + len(chosen), dtype=torch.float64)
-        self.sums: dict[tuple, Sums] = {}
-        self.weights: dict[Key, torch.Tensor] = {}
-        self.of_experts: dict[tuple[int, int], Sums] = {}  # of the neurons of each expert, by layer and number
+        self.sums: dict[tuple, ColumnSums] = {}
+        self.weights: dict[SumKey, torch.Tensor] = {}
+        self.of_experts: dict[tuple[int, int], ColumnSums] = {}  # of the neurons of each expert, by layer and number
         self.gains: dict[tuple[int, str], Gains] = {}
 
     def begin(self, number: int, inputs: tuple[torch.Tensor]) -> None:
@@ -533,15 +539,15 @@ class _OriginObserver:
         for side, state in (("before", inputs[0]), ("behind", output)):
             self.add((layer, f"{side} {path}"), state.flatten(0, -2)[:, self.columns].float())
 
-    def add(self, key: Key, x: torch.Tensor) -> None:
+    def add(self, key: SumKey, x: torch.Tensor) -> None:
         """Add columns (T, n) of this sequence to the sums."""
         masks, ids = self.masks.to(x.device), self.ids.to(x.device)
-        _join(self.sums, key, Sums.of(x, masks, ids, torch.arange(len(x), device=x.device)))
+        _join(self.sums, key, ColumnSums.of(x, masks, ids, torch.arange(len(x), device=x.device)))
 
     def add_expert(self, layer: int, number: int, x: torch.Tensor, tokens: torch.Tensor) -> None:
         """Add the neurons (t, n) of an expert at the positions (t,) that chose it to the sums."""
         masks, ids = self.masks.to(x.device)[:, tokens], self.ids.to(x.device)[tokens]
-        _join(self.of_experts, (layer, number), Sums.of(x, masks, ids, tokens))
+        _join(self.of_experts, (layer, number), ColumnSums.of(x, masks, ids, tokens))
 
     def account(self) -> WriterAccount:
         if not self.sequences:
@@ -555,11 +561,13 @@ class _OriginObserver:
                 experts = len(sums[layer, "experts"].magnitude) // len(self.columns)
                 parts = [self.of_experts.get((layer, number)) for number in range(experts)]
                 units = self.weights[layer, kind].shape[1] // experts
-                sums[layer, kind] = Sums.of_columns([part and part.cpu() for part in parts], units, len(self.counts))
+                sums[layer, kind] = ColumnSums.of_columns(
+                    [part and part.cpu() for part in parts], units, len(self.counts)
+                )
         return WriterAccount(self.features, self.controls, self.chosen, self.counts, sums, self.weights, self.gains)
 
 
-def _join(sums: dict, key: tuple[int | None, str] | tuple[int, int], more: Sums) -> None:
+def _join(sums: dict, key: tuple[int | None, str] | tuple[int, int], more: ColumnSums) -> None:
     sums[key] = sums[key].joined(more) if key in sums else more
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from outliers.criterion import LOG_PERPLEXITY, RESIDUAL
 from outliers.errors import BrokenModel, UserError, not_finite
 from outliers.metrics.measurement import LogitsComputation, Reader, by_seed
-from outliers.models.anatomy import family_of, readers
+from outliers.models.anatomy import family_of, state_readers
 from outliers.models.anatomy.examples import IGNORED, Block
 from outliers.models.decoder import inference, map_blocks, run_decoder, watched_pass
 from outliers.models.head import Head
@@ -25,7 +25,7 @@ from outliers.show import units
 from outliers.terminal.progress import expect_passes, with_bar
 from outliers.text.blocks import COLUMN, cut_text, sequences
 from outliers.text.given import Text
-from outliers.variants.draw import scattered
+from outliers.variants.draw import value_over_draws
 
 LARGEST_LOSS = math.log(sys.float_info.max)  # nats: 709.8
 
@@ -208,9 +208,9 @@ def perplexity_value(metric: str, draws: Iterable[list[Loss]]) -> dict:
     draws = list(draws)
     means = list(map(mean_loss, draws))
     if max(means) + math.log(len(means)) < LARGEST_LOSS:
-        value = {"metric": metric, **scattered(list(map(math.exp, means))), "unit": "1"}
+        value = {"metric": metric, **value_over_draws(list(map(math.exp, means))), "unit": "1"}
         return value | units.fields(draws, value["value"])
-    value = {"metric": metric.replace("perplexity", LOG_PERPLEXITY), **scattered(means), "unit": "nats"}
+    value = {"metric": metric.replace("perplexity", LOG_PERPLEXITY), **value_over_draws(means), "unit": "nats"}
     return value | units.fields(draws)
 
 
@@ -330,7 +330,7 @@ def broken_at(model: PreTrainedModel, block: Block) -> BrokenModel:
     @contextmanager
     def hooks(watched: PreTrainedModel, layer: int | None) -> Iterator[None]:
         outputs = residual_hooks(watched, lambda number, x: look_at(number, RESIDUAL, x), layer)
-        with input_hooks(readers(watched, layer), look_at), outputs:
+        with input_hooks(state_readers(watched, layer), look_at), outputs:
             yield
 
     variant = model.stream.last if is_streamed(model) else AS_IT_IS
@@ -353,11 +353,11 @@ def _bits_per_byte(draws: list[list[Loss]], sizes: torch.Tensor | None, seeds: i
         return {}
     totals = [sum(of_seed) for of_seed in by_seed(sizes.tolist(), seeds)]  # the seeds of a draw follow each other
     bits = [sum(loss.total for loss in losses) / math.log(2) for losses in draws]
-    shares = scattered([total / of_seed for total, of_seed in zip(bits, itertools.cycle(totals))])
+    shares = value_over_draws([total / of_seed for total, of_seed in zip(bits, itertools.cycle(totals))])
     names = {"value": "bits_per_byte", "standard_deviation": "bits_per_byte_deviation"}
     of_units = [sum(of_unit) / seeds for of_unit in zip(*by_seed(sizes.tolist(), seeds), strict=True)]
     fields = {names[name]: number for name, number in shares.items()}
-    return fields | {"bytes": sum(totals), "unit_bytes": list(map(units.short, of_units))}
+    return fields | {"bytes": sum(totals), "unit_bytes": list(map(units.row_digits, of_units))}
 
 
 COMPUTATION = LogitsComputation(LossReader, _values, of_subject=True)

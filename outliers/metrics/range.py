@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from outliers.criterion import RESIDUAL
 from outliers.errors import not_finite
 from outliers.metrics.measurement import CellMeasurement
-from outliers.models.anatomy import readers
-from outliers.models.attention import Call, product_hooks
+from outliers.models.anatomy import state_readers
+from outliers.models.attention import AttentionCall, product_hooks
 from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import input_hooks, residual_hooks
 from outliers.models.stream import Variant
@@ -22,7 +22,7 @@ from outliers.subjects.cell import Cell
 from outliers.subjects.model_cache import ModelCache
 
 BLOCK = 32  # consecutive inputs whose sum is stored in float16 by formats such as Q8_1
-Place = tuple[str, int, str, str]  # metric, layer, role, and path of a projection where one output is meant
+RangePlace = tuple[str, int, str, str]  # metric, layer, role, and path of a projection where one output is meant
 
 
 def block_sums(x: torch.Tensor) -> torch.Tensor:
@@ -31,35 +31,37 @@ def block_sums(x: torch.Tensor) -> torch.Tensor:
     return padded.unflatten(1, (-1, BLOCK)).sum(2)
 
 
-class _Largest(dict[Place, float]):
+class _Largest(dict[RangePlace, float]):
     """The largest magnitude at each place so far."""
 
-    def see(self, place: Place, x: torch.Tensor) -> None:
+    def add(self, place: RangePlace, x: torch.Tensor) -> None:
         value = x.abs().amax().item() if x.numel() else 0.0
         if not math.isfinite(value):
             raise not_finite(f"in layer {place[1]}, {place[3] or place[2] or 'attention logits'}")
         self[place] = max(self.get(place, 0.0), value)
 
     def see_state(self, layer: int, role: str, x: torch.Tensor) -> None:
-        self.see(("range.input", layer, role, ""), x.float())
-        self.see(("range.block_sum", layer, role, ""), block_sums(x))
+        self.add(("range.input", layer, role, ""), x.float())
+        self.add(("range.block_sum", layer, role, ""), block_sums(x))
 
-    def see_logits(self, layer: int, query: torch.Tensor, key: torch.Tensor, _value: torch.Tensor, call: Call) -> None:
+    def see_logits(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, _value: torch.Tensor, call: AttentionCall
+    ) -> None:
         """Record the scores of queries and keys (1, heads, T, head size), one head at a time to save memory."""
         groups = query.shape[1] // key.shape[1]
         hidden = ~call.visible(query.shape[2], key.shape[2]).to(query.device)
         for head in range(query.shape[1]):
             scores = query[0, head].float() @ key[0, head // groups].float().T
-            self.see(("range.attention_logit", layer, "", ""), scores.masked_fill_(hidden, 0) * call.scale(query))
+            self.add(("range.attention_logit", layer, "", ""), scores.masked_fill_(hidden, 0) * call.scale(query))
 
     @contextmanager
     def hooks(self, model: PreTrainedModel, number: int | None) -> Iterator[None]:
-        seen = list(readers(model, number))
+        seen = list(state_readers(model, number))
         with ExitStack() as stack:
             stack.enter_context(input_hooks(seen, self.see_state))
             stack.enter_context(residual_hooks(model, lambda layer, x: self.see_state(layer, RESIDUAL, x), number))
             for part in seen:
-                hook = _on_output(partial(self.see, ("range.output", part.layer, part.role, part.path)))
+                hook = _on_output(partial(self.add, ("range.output", part.layer, part.role, part.path)))
                 stack.callback(part.module.register_forward_hook(hook).remove)
             stack.enter_context(product_hooks(model, self.see_logits, number))
             yield
@@ -73,7 +75,9 @@ def _on_output(see: Callable[[torch.Tensor], None]) -> Callable:
 
 
 @inference
-def largest_numbers(model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Variant) -> dict[Place, float]:
+def largest_numbers(
+    model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Variant
+) -> dict[RangePlace, float]:
     """Return the largest magnitude at each place of a model under a variant, in float32 or the model's own dtype.
 
     Raises:
@@ -89,10 +93,10 @@ class RangeMeasurement(CellMeasurement):
 
     def measure_cell(
         self, _model_cache: ModelCache, _cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
-    ) -> dict[Place, float]:
+    ) -> dict[RangePlace, float]:
         return largest_numbers(model, blocks, variant)
 
-    def values(self, cell: Cell, results: list[dict[Place, float]]) -> list[dict]:
+    def values(self, cell: Cell, results: list[dict[RangePlace, float]]) -> list[dict]:
         places = {place: max(result[place] for result in results) for place in results[0]}
         names = ("metric", "layer", "role", "projection")
         whole = {"metric": "range", "value": max(places.values()), "unit": "1"}

@@ -11,9 +11,9 @@ from outliers.config.fields import (
     Count,
     Data,
     Draws,
+    ExampleLimit,
     Features,
     Finite,
-    Limit,
     Line,
     Names,
     Neurons,
@@ -169,7 +169,7 @@ class Generation(Checked):
     repeats: Several = Field(default=3, description="Timed generations.")
 
 
-class Latency(Generation, Metric):
+class LatencyMetric(Generation, Metric):
     """Medians with quartiles of the times of decode steps, of the prefill and of whole generations.
 
     For a model that generates nothing, the time of a pass of its encoder over the batch, which does not depend on
@@ -211,7 +211,7 @@ class LinearLayer(Timed, Metric):
     timed = True
 
 
-class Footprint(Checked):
+class SequenceSize(Checked):
     """The size of the sequences that are in memory at once."""
 
     context: Tokens = Field(default=256, description="Tokens per sequence, at most the model's context.")
@@ -222,7 +222,7 @@ GIB = 2**30
 BITS = (16, 8)
 
 
-class Memory(Footprint, Metric):
+class MemoryMetric(SequenceSize, Metric):
     """Number of parameters, and bytes of weights in 16 and in 8 bits, of the cache and of activations."""
 
     name = "memory"
@@ -241,12 +241,12 @@ class Hardware(BaseModel):
     gigabytes: Annotated[Finite, Field(gt=0)]
 
 
-class Fits(Hardware, Memory):
+class Fits(Hardware, MemoryMetric):
     """Whether equal GPUs can hold a model in 16 and in 8 bits: 1 or 0. headroom: GiB of a GPU that are left free."""
 
     name = "fits"
     home = "memory"
-    needs = (*Memory.needs, "bits", "candidate", "hardware", "gpus", "gigabytes", "headroom")
+    needs = (*MemoryMetric.needs, "bits", "candidate", "hardware", "gpus", "gigabytes", "headroom")
 
     headroom: Annotated[Finite, Field(ge=0)] = 0.75
 
@@ -351,7 +351,7 @@ class StoredTrace(TraceMetric):
 AS_NAMES = PlainSerializer(lambda schemes: [scheme.name for scheme in schemes])
 
 
-class Training(Metric):
+class TrainingMetric(Metric):
     """The measurements of `outliers.watch` after some steps and at the end, with perplexity under schemes, over
     draws."""
 
@@ -371,7 +371,7 @@ class Weights(Metric):
     name = "weights"
 
 
-class ZeroShot(Metric):
+class ZeroShotMetric(Metric):
     """`acc`, `acc_norm` and `perplexity` of a task, as far as it has them, with their standard errors."""
 
     name = "zeroshot"
@@ -380,7 +380,7 @@ class ZeroShot(Metric):
 
     task: Line = Field("lambada-local", description="Task of lm-eval, or lambada-local or piqa-local.")
     data: Data = Field(default=None, exclude=True)
-    limit: Limit = None
+    limit: ExampleLimit = None
 
 
 def metrics() -> dict[str, type[Metric]]:

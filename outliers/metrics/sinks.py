@@ -4,7 +4,7 @@ import torch
 
 from outliers.criterion import SINK
 from outliers.metrics.attention import AttentionComputation, Visits
-from outliers.metrics.measurement import short
+from outliers.metrics.measurement import float_digits
 
 
 def _measure(probabilities: torch.Tensor, by_mask: torch.Tensor, cross: bool) -> torch.Tensor:
@@ -62,7 +62,7 @@ def _values(results: list[torch.Tensor]) -> list[dict]:
 
 def _short(value: torch.Tensor) -> float | None:
     """Round a value; None if no query counts, as when the first position is masked."""
-    return None if value.isnan() else short(value)
+    return None if value.isnan() else float_digits(value)
 
 
 COMPUTATION = AttentionComputation(_measure, _by_ablation, _values)

@@ -16,8 +16,8 @@ from outliers.models.anatomy.examples import Block
 from outliers.models.load import load_reader
 from outliers.show import units
 from outliers.text.tokens import named_ids
-from outliers.tracing.tokens import BEFORE, Names, context_of, name_of, windows_of
-from outliers.variants.draw import scattered
+from outliers.tracing.tokens import BEFORE, TokenNames, context_of, token_name, windows_of
+from outliers.variants.draw import value_over_draws
 
 LISTED = 16  # number of listed tokens, and of contexts; all other tokens share a row
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)  # of the increase; the fewest tokens that carry each share are counted
@@ -62,7 +62,7 @@ def _values(draws: list[list[torch.Tensor]], subject: Any) -> list[dict]:
     values += _tokens(table, names, total)
     for (sequence, position), place, window in contexts:
         at = {"sequence": sequence, "position": position, "token": window[BEFORE]}
-        text = {"token_text": name_of(window[BEFORE], names), "around": context_of(window, names)}
+        text = {"token_text": token_name(window[BEFORE], names), "around": context_of(window, names)}
         values.append({"metric": "token_losses.context", **at, **text, **place})
     return [value | {"unit": "nat" if "loss" in value or "tokens" in value else "1"} for value in values]
 
@@ -83,7 +83,7 @@ def _sum(draws: int, sequences: int, part: pd.DataFrame) -> dict:
     sums, counts = (by_sequence / draws).to_numpy().T.tolist()
     error = units.standard_error(units.residuals(sums, counts, sum(counts)))
     of_text = {} if error is None else {"standard_error": error}
-    return {**scattered(by_draw.tolist()), **of_text, "tokens": -(-len(part) // draws)}
+    return {**value_over_draws(by_draw.tolist()), **of_text, "tokens": -(-len(part) // draws)}
 
 
 def _units(draws: list[list[torch.Tensor]]) -> dict:
@@ -104,12 +104,12 @@ def _carriers(table: pd.DataFrame) -> list[dict]:
         counts.append([int((carried >= share * total).argmax()) + 1 for share in SHARES])
     by_share = zip(SHARES, zip(*counts, strict=True), strict=True)
     return [
-        {"metric": "token_losses.carriers", "share": share, **scattered(list(map(float, by_draw)))}
+        {"metric": "token_losses.carriers", "share": share, **value_over_draws(list(map(float, by_draw)))}
         for share, by_draw in by_share
     ]
 
 
-def _tokens(table: pd.DataFrame, names: Names, total: Callable[[pd.DataFrame], dict]) -> list[dict]:
+def _tokens(table: pd.DataFrame, names: TokenNames, total: Callable[[pd.DataFrame], dict]) -> list[dict]:
     sums = table.groupby("token")["increase"].sum().sort_values(ascending=False, kind="stable")
     listed = sums[:LISTED][sums > 0].index.tolist()
     parts = ((token, *names[token], table[table["token"] == token]) for token in listed)

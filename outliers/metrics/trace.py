@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 from outliers.metrics.attention import PROBABILITIES
 from outliers.metrics.measurement import CellMeasurement, MemoryNeeds
 from outliers.metrics.records import StoredTrace
-from outliers.models.anatomy import attends
-from outliers.models.anatomy.names import names_of
+from outliers.models.anatomy import has_attention
+from outliers.models.anatomy.names import state_names
 from outliers.models.anatomy.stack_views import of_stack
 from outliers.models.hooks import RESIDUAL
 from outliers.models.skeleton import skeleton
@@ -18,7 +18,7 @@ from outliers.models.stream import Variant
 from outliers.quantization.schemes import BASELINE
 from outliers.subjects.cell import Cell
 from outliers.subjects.model_cache import ModelCache
-from outliers.tracing.result import STREAM, Trace, merged
+from outliers.tracing.result import STREAM, Trace, merge_traces
 from outliers.tracing.table4 import trace_row
 from outliers.tracing.trace import traces
 
@@ -38,10 +38,10 @@ class TraceMeasurement(CellMeasurement):
 
             architecture_of(config.model_type)
         if kept and cell.metric.masks:
-            names_of(skeleton(config), "transformerlens")
+            state_names(skeleton(config), "transformerlens")
 
     def provenance(self, cell: Cell, _model_cache: ModelCache) -> dict:
-        return {"alpha": cell.metric.alpha} | ({} if attends(cell.subject.config) else {"attends": False})
+        return {"alpha": cell.metric.alpha} | ({} if has_attention(cell.subject.config) else {"attends": False})
 
     def memory_needs(self, cells: Sequence[Cell]) -> MemoryNeeds:
         attention = any(cell.metric.attention for cell in cells)
@@ -65,10 +65,10 @@ class TraceMeasurement(CellMeasurement):
         return [views]
 
     def values(self, cell: Cell, results: list[list[Trace]]) -> list[dict]:
-        return [value for trace in merged(results) for value in _of_view(trace, cell.metric.details)]
+        return [value for trace in merge_traces(results) for value in _of_trace(trace, cell.metric.details)]
 
 
-def _of_view(trace: Trace, detailed: bool) -> list[dict]:
+def _of_trace(trace: Trace, detailed: bool) -> list[dict]:
     values = [*_table4(trace), *(details(trace) if detailed else [])]
     return [of_stack(trace.stack) | value for value in values]
 

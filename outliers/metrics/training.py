@@ -13,7 +13,7 @@ from outliers.criterion import ALPHA
 from outliers.errors import UserError
 from outliers.metrics.measurement import Measurement
 from outliers.metrics.perplexity import Later, Loss, finite_losses, loss_of, losses, perplexity_of, perplexity_value
-from outliers.metrics.records import Training
+from outliers.metrics.records import TrainingMetric
 from outliers.metrics.trace import tidy
 from outliers.models.anatomy.examples import Block
 from outliers.models.anatomy.weights import device_of
@@ -199,7 +199,7 @@ def _is_kept(metric: str, is_last: bool) -> bool:
     return metric in ALONG or metric.startswith("max.") or (is_last and metric not in ("step", "epoch"))
 
 
-def _under_schemes(model: PreTrainedModel, blocks: torch.Tensor, metric: Training) -> list[dict]:
+def _under_schemes(model: PreTrainedModel, blocks: torch.Tensor, metric: TrainingMetric) -> list[dict]:
     """Return the perplexity of a trained model under each scheme; BASELINE stands for its weights in float32."""
     train_int8(model, ffn=False, linear=False)
     perplexities = []

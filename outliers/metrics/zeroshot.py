@@ -21,13 +21,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.errors import UserError, unknown_name
 from outliers.metrics.measurement import Measurement, MemoryNeeds
-from outliers.metrics.records import ZeroShot
+from outliers.metrics.records import ZeroShotMetric
 from outliers.models.decoder import inference
 from outliers.models.weight_files import state_of
 from outliers.show import units
 from outliers.subjects.cell import Cell
 from outliers.subjects.model_cache import ModelCache
-from outliers.text.documents import ask_hub
+from outliers.text.documents import reach_data_set
 from outliers.text.task_data import FIGURE1_TASKS, FOLDER, LOCAL_TASKS, no_data
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _load_task(name: str, manager: "TaskManager") -> "Task":
     source = (manager.task_index[name].cfg or {}).get("dataset_path")
     try:
         if source and "/" in source and not Path(source).exists():
-            ask_hub(source)
+            reach_data_set(source)
         task = manager.load(name)["tasks"][name]
     except UserError:
         raise
@@ -282,7 +282,7 @@ class ZeroShotMeasurement(Measurement):
         cell.subject.load(model_cache, provenance)
         tokenizer, tasks = model_cache.tokenizer(cell.subject), [_task(cell.metric)]
         with model_cache.under(cell.variant) as model:
-            return [evaluate(model, tokenizer, tasks, cell.metric.limit, model_cache.bar.see)]
+            return [evaluate(model, tokenizer, tasks, cell.metric.limit, model_cache.bar.advance)]
 
     def values(self, _cell: Cell, results: list[list[dict]]) -> list[dict]:
         return [
@@ -299,7 +299,7 @@ def _units(result: dict) -> dict:
     return units.fields([[(sign * value, 1) for value in result["by_example"]]])
 
 
-def _task(metric: ZeroShot) -> "Task":
+def _task(metric: ZeroShotMetric) -> "Task":
     """Return a task with its documents, cached as long as its files do not change."""
     files = sorted(Path(metric.data).glob("*")) if metric.data else ()
     return _loaded(metric.task, metric.data, tuple(map(state_of, files)))

@@ -38,7 +38,7 @@ States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # queries, keys and va
 _plain: dict[int, ref] = {}  # by length: the mask that was last made, or found to be causal
 
 
-class Call(NamedTuple):
+class AttentionCall(NamedTuple):
     """The arguments of a call of attention beside its states.
 
     mask: added to the scores, or True where a query attends, (1, heads or 1, queries, keys); None for all keys, or for
@@ -81,7 +81,7 @@ def attending_of(module: nn.Module) -> Attending:
     return vars(module).get("attending") or Attending(module.config)
 
 
-def attends(module: nn.Module, **changed) -> None:
+def change_attention(module: nn.Module, **changed) -> None:
     """Change how a module computes attention.
 
     The module gets its own configuration for that, so that the model's configuration, and with it the masks, does not
@@ -98,7 +98,7 @@ def attends(module: nn.Module, **changed) -> None:
 
 
 def attend(module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *mask, **others) -> tuple:
-    """Compute attention as `attends` set it up for the module; this is an attention function of transformers."""
+    """Compute attention as `change_attention` set it up for the module, as an attention function of transformers."""
     attending = attending_of(module)
     if attending.changes:
         call = call_of(module, *mask, **others)
@@ -115,10 +115,10 @@ def call_of(
     is_causal: bool | None = None,
     sliding_window: int | None = None,
     **_others,
-) -> Call:
+) -> AttentionCall:
     """Collect the arguments of a transformers attention function beside the states."""
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    return Call(attention_mask, scaling, causal, sliding_window)
+    return AttentionCall(attention_mask, scaling, causal, sliding_window)
 
 
 def _named(module: nn.Module, implementation: str) -> Callable:
@@ -133,15 +133,15 @@ def product_hooks(
     """Call `visit(layer, query, key, value, call)` with the operands of each layer's attention, or of only one.
 
     The states are (batch, heads, T, features), keys after the rotary embedding and with those of a prefix; call: see
-    `Call`. States that `visit` returns replace the three; None leaves them unchanged. It is not called for a model
-    whose attention cannot be replaced.
+    `AttentionCall`. States that `visit` returns replace the three; None leaves them unchanged. It is not called for a
+    model whose attention cannot be replaced.
     """
     with ExitStack() as stack:
         for attention in attentions(model) if is_replaceable(model) else ():
             if only in (None, attention.layer):
                 changes = attending_of(attention.module).changes
-                stack.callback(attends, attention.module, changes=changes)
-                attends(attention.module, changes=(*changes, partial(visit, attention.layer)))
+                stack.callback(change_attention, attention.module, changes=changes)
+                change_attention(attention.module, changes=(*changes, partial(visit, attention.layer)))
         yield
 
 

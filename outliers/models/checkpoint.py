@@ -30,7 +30,7 @@ from outliers.models.internals import (
 from outliers.models.skeleton import refusals
 from outliers.models.source import Source
 from outliers.models.stored import unpacked
-from outliers.models.stored.adapter import merged
+from outliers.models.stored.adapter import merge_adapter
 from outliers.models.stored.tensors import BYTES, FLOATS, OTHERS, Lazy, printable, read_safetensors, twice
 from outliers.models.weight_files import (
     ADAPTER,
@@ -40,7 +40,7 @@ from outliers.models.weight_files import (
     adapter_fields,
     adapter_in_words,
     listed_shards,
-    watch,
+    record_weight_files,
     weight_files,
 )
 
@@ -95,7 +95,7 @@ def read_checkpoint(source: Source, name: str, revision: str | None, model: PreT
     """
     files = source.files or weight_files(_downloaded(source, name))
     folder = files[0].parent
-    watch(name, revision, [*files, folder / ADAPTER_WEIGHTS] if source.adapter else files)
+    record_weight_files(name, revision, [*files, folder / ADAPTER_WEIGHTS] if source.adapter else files)
     if source.format:
         return Checkpoint(source.format.read_tensors(*files, model), source.format.unread_fields(*files))
     stored: dict[str, Lazy] = {}
@@ -115,7 +115,7 @@ def read_checkpoint(source: Source, name: str, revision: str | None, model: PreT
         check_type(lazy, FLOATS if expected[tensor_name].is_floating_point() else OTHERS, name)
         check_shape(lazy, expected[tensor_name].shape, name)
     if source.adapter:
-        tensors = merged(tensors, model.config, folder)
+        tensors = merge_adapter(tensors, model.config, folder)
     fields = adapter_fields(folder)
     return Checkpoint(tensors, _without_harmless(ignored, model), fields and adapter_in_words(fields))
 

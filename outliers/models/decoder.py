@@ -30,7 +30,7 @@ from outliers.models.anatomy.experts import call_by_projection, restore
 from outliers.models.anatomy.trust import check_found
 from outliers.models.anatomy.weights import device_of, is_offloaded
 from outliers.models.hooks import is_independent
-from outliers.models.stream import AS_IT_IS, Once, Variant, Watched, apart, exchanged, is_streamed
+from outliers.models.stream import AS_IT_IS, Once, Variant, WatchedVariant, exchanged, is_streamed, separate_layers
 from outliers.terminal.progress import expect_passes, pass_made
 
 # By model: the number of simultaneous uses, its modules that were in training mode, and how its experts were called.
@@ -75,7 +75,7 @@ def inference(observe: Observe) -> Observe:
 
     @functools.wraps(observe)
     def observing(model: PreTrainedModel, *arguments, **keywords):
-        model = apart(model)
+        model = separate_layers(model)
         with torch.inference_mode(), in_eval_mode(model):
             check_found(model)
             return observe(model, *arguments, **keywords)
@@ -203,7 +203,7 @@ def watched_pass(
     hooks: makes a context with hooks on all layers of a model or on one, which see the changed model. The list is empty
     without blocks.
     """
-    with under(model, Watched(variant, hooks)) as (changed, left):
+    with under(model, WatchedVariant(variant, hooks)) as (changed, left):
         return list(deque(run_decoder(changed, blocks, begin, left), maxlen=1))
 
 

@@ -24,10 +24,10 @@ from outliers.models.anatomy import (
     decoder_layers,
     experts_of,
     layers_of,
-    readers,
+    state_readers,
 )
 from outliers.models.anatomy.experts import call_by_projection, number_of, restore
-from outliers.models.anatomy.names import State, names_of
+from outliers.models.anatomy.names import LayerState, state_names
 from outliers.models.anatomy.weights import is_offloaded
 from outliers.models.attention import eager
 
@@ -116,12 +116,12 @@ def hooks(
     roles = [roles] if isinstance(roles, str) else list(roles)
     numbers = range(len(decoder_layers(model)))
     states = _states(roles, numbers if layers is None else layers)
-    known = names_of(model, names) if names else {}
-    projections = [reader for reader in readers(model) if {reader.place, (reader.layer, reader.role)} & {*states}]
+    known = state_names(model, names) if names else {}
+    projections = [reader for reader in state_readers(model) if {reader.place, (reader.layer, reader.role)} & {*states}]
     streams = [layer for layer, role in states if role == RESIDUAL]
     layers = sorted({layer for layer, _role in states})
     if not set(layers) <= set(numbers) or not (projections or streams):
-        there = ", ".join([*dict.fromkeys(reader.place[1] for reader in readers(model)), RESIDUAL])
+        there = ", ".join([*dict.fromkeys(reader.place[1] for reader in state_readers(model)), RESIDUAL])
         raise UserError(
             f"no hidden states of role {' or '.join(roles)} in layers {shown(layers)}; this model has the layers 0 to "
             f"{numbers[-1]}, and the roles {there}"
@@ -141,7 +141,7 @@ def hooks(
         yield
 
 
-def _states(roles: Iterable[str], layers: Iterable[int]) -> list[State]:
+def _states(roles: Iterable[str], layers: Iterable[int]) -> list[LayerState]:
     """Return the hidden states of roles in layers without duplicates; a TransformerLens name stands for one of them."""
     layers, states = list(layers), {}
     for role in roles:

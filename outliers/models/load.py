@@ -33,7 +33,7 @@ from outliers.models.names import WITH_ADAPTER, known_configs
 from outliers.models.skeleton import refusals, skeleton
 from outliers.models.source import Source, config_path, find_model, local_place
 from outliers.models.stored.tensors import Lazy, printable
-from outliers.models.tokenizers import read_tokenizer
+from outliers.models.tokenizers import read_folder_tokenizer
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 MANY = 8  # number of ignored tensors that a message names
@@ -138,7 +138,7 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
     with refusals(name, source, "the tokenizer of "):
         if source.format:
             return source.format.read_tokenizer(*source.files)
-        tokenizer = read_tokenizer(source, name, **_keywords(source))
+        tokenizer = read_folder_tokenizer(source, name, **_keywords(source))
         fast = getattr(tokenizer, "backend_tokenizer", None)
         if dropout := getattr(fast and fast.model, "dropout", None):
             raise UserError(
@@ -379,7 +379,7 @@ def weights_hash(model: PreTrainedModel) -> str:
     """Return the SHA-256 of the names, dtypes, shapes and digests of all parameters, as loaded: 16 hexadecimal
     digits."""
     with ThreadPoolExecutor(HASHING) as pool:
-        return hash_of(pool.map(lambda parameter: line_of(*parameter), list(named_weights(model))))
+        return hash_parameters(pool.map(lambda parameter: line_of(*parameter), list(named_weights(model))))
 
 
 def line_of(name: str, tensor: torch.Tensor, pieces: Iterable[torch.Tensor] | None = None) -> str:
@@ -393,7 +393,7 @@ def line_of(name: str, tensor: torch.Tensor, pieces: Iterable[torch.Tensor] | No
     return f"{name} {tensor.dtype} {tuple(tensor.shape)} {digest.hexdigest()}\n"
 
 
-def hash_of(lines: Iterable[str]) -> str:
+def hash_parameters(lines: Iterable[str]) -> str:
     """Return the hash of a model's weights from the lines of its parameters, in any order."""
     return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()[:16]
 

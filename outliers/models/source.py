@@ -140,7 +140,7 @@ def find_model(name: str, revision: str | None = None) -> Source:
         raise UserError(
             f"model folder '{name}' does not exist; expected a folder with config.json and safetensors, or a GGUF file"
         )
-    check_cache()
+    check_hub_cache()
     try:
         _see_on_hub(name, revision)
         # Not pinned to the commit that the hub names: transformers looks for the hub's own safetensors conversion of a
@@ -198,7 +198,7 @@ def ask_hub(question: Callable[[HfApi], Answer]) -> Answer:
     return answer.result()
 
 
-def check_cache() -> None:
+def check_hub_cache() -> None:
     """Raise UserError if the hub's cache exists and cannot be entered."""
     try:
         with os.scandir(constants.HF_HUB_CACHE):

@@ -42,7 +42,7 @@ from outliers.models.anatomy.weights import ACCELERATED
 from outliers.models.checkpoint import Checkpoint
 from outliers.models.hooks import FORWARD_HOOKS, hand_over_hooks
 from outliers.models.internals import dtype_of
-from outliers.models.load import HASHING, fill, find_device, hash_of, line_of, open_model, put, read_checked
+from outliers.models.load import HASHING, fill, find_device, hash_parameters, line_of, open_model, put, read_checked
 from outliers.models.variant import AS_IT_IS, Variant
 from outliers.terminal.progress import over
 
@@ -51,7 +51,7 @@ STATES_ON_GPU = 0.5  # largest share of free memory; a layer, its codes and acti
 
 
 @dataclass(frozen=True)
-class Watched(Variant):
+class WatchedVariant(Variant):
     """A variant with hooks that observe the changed model.
 
     hooks: makes a context with hooks on all layers of a model, or on one.
@@ -222,7 +222,7 @@ class Stream:
             with self._hashing([(name, None) for name in names]):
                 pass
             self.to_hash -= set(names)
-        return hash_of(self.lines)
+        return hash_parameters(self.lines)
 
     def _number(self, name: str) -> int | None:
         """Return the number of the layer of a tensor; None if it is in no layer."""
@@ -383,7 +383,7 @@ def exchanged(module: nn.Module, others: Mapping[str, nn.Module]) -> nn.Module:
     return copied
 
 
-def apart(model: PreTrainedModel) -> PreTrainedModel:
+def separate_layers(model: PreTrainedModel) -> PreTrainedModel:
     """Return a model in which each layer, and each part of one, is a separate, uncompiled module, so that hooks see one
     place.
 

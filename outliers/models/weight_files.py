@@ -131,7 +131,7 @@ def _none_in(folder: Path) -> UserError:
     )
 
 
-def watch(name: str, revision: str | None, files: Iterable[Path]) -> None:
+def record_weight_files(name: str, revision: str | None, files: Iterable[Path]) -> None:
     """Record the state of a model's weight files, just before they are read."""
     _read[name, revision] = {file: state_of(file) for file in files}
 

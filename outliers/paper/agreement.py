@@ -15,14 +15,14 @@ from outliers.models.names import packaged_models, short_name
 from outliers.models.source import is_cached
 from outliers.published.facts import FACTS, Fact, facts_of, read_facts
 from outliers.published.numbers import model_key
-from outliers.runs.rows import Row, read
-from outliers.runs.run import tried
+from outliers.runs.rows import Row, read_rows
+from outliers.runs.run import rows_or_error
 from outliers.show.section import FINDINGS, Finding, Section
 from outliers.show.tables import MISSING, Table
 from outliers.show.words import NAMED, listed
 from outliers.show.write import write
 from outliers.subjects.model_cache import ModelCache
-from outliers.terminal.command import called
+from outliers.terminal.command import invocation
 from outliers.text.blocks import load_text
 
 PUBLISHED = "published"
@@ -47,7 +47,7 @@ class Verdict(NamedTuple):
     row: Row | None = None
 
 
-def report(names: Sequence[str], device: str = "cpu", out: Path | None = None, redraw: bool = False) -> str:
+def report_agreement(names: Sequence[str], device: str = "cpu", out: Path | None = None, redraw: bool = False) -> str:
     """Compare what is published about some models, or about all, with measurements; write the page and return the text
     to print.
 
@@ -67,7 +67,7 @@ def report(names: Sequence[str], device: str = "cpu", out: Path | None = None, r
     known = list(dict.fromkeys(fact.model for fact in facts))
     for model in models:
         if not facts_of(facts, [model]):
-            command = shlex.join([*called("report"), PUBLISHED, *files, "--redraw"])
+            command = shlex.join([*invocation("report"), PUBLISHED, *files, "--redraw"])
             hint = f"{meant(model_key(model), map(model_key, known))} {command} lists all {len(known)} models".lstrip()
             raise UserError(f"no fact about '{model_key(model)}' is in the files; {hint}")
     folder = out or Path("results", PUBLISHED, *(map(short_name, models) if len(models) == 1 else ()))
@@ -77,7 +77,7 @@ def report(names: Sequence[str], device: str = "cpu", out: Path | None = None, r
     for model in models or known:
         here = model if models else _here(model)
         verdicts += verdicts_of(model, here, facts_of(facts, [model]), folder, device, model_cache)
-    return write(section(verdicts), folder, shlex.join([*called("report"), PUBLISHED, *names]))
+    return write(section(verdicts), folder, shlex.join([*invocation("report"), PUBLISHED, *names]))
 
 
 def _here(model: str) -> str | None:
@@ -106,7 +106,9 @@ def verdicts_of(
             one: one[0] and _measured(here, alike, folder, device, model_cache) for one, alike in protocols.items()
         }
     rows = [
-        row for row in reversed(read(folder)) if model_key(row.request["subject"].get("model", "")) == model_key(model)
+        row
+        for row in reversed(read_rows(folder))
+        if model_key(row.request["subject"].get("model", "")) == model_key(model)
     ]
     return [_verdict(fact, rows, reasons[fact.protocol]) for fact in facts]
 
@@ -123,7 +125,7 @@ def _measured(model: str, facts: Sequence[Fact], folder: Path, device: str, mode
     try:
         if fact.cell == "perplexity":
             fields["blocks"] = len(load_text(fact.text, load_tokenizer(model), fact.block, None, fact.bos))
-        reason = tried(Cells(**fields), folder, False, model_cache)[1]
+        reason = rows_or_error(Cells(**fields), folder, False, model_cache)[1]
         return reason and str(reason)
     except UserError as error:
         return str(error)

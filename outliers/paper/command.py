@@ -30,9 +30,9 @@ def report(
     """Print tables and figures of experiments, or published facts beside measured ones."""
     places, models = places or [], models or []
     if places and places[0] == PUBLISHED:
-        from outliers.paper.agreement import report as compare
+        from outliers.paper.agreement import report_agreement
 
-        print(compare([*places[1:], *models_of(models)], device or "cpu", out, redraw))
+        print(report_agreement([*places[1:], *models_of(models)], device or "cpu", out, redraw))
         return
     name, *others = places if places and is_meant_as_experiment(places[0]) else [DEFAULT, *places]
     from outliers.config.validate import check_configs  # late, as it imports the hub's library
@@ -52,10 +52,10 @@ def report(
         print(text)
         return
 
-    from outliers.paper.report import report as make
+    from outliers.paper.report import report_experiments
     from outliers.runs.run import check_all_measured
 
-    text, rows = make(name, out, force, redraw, device, models)
+    text, rows = report_experiments(name, out, force, redraw, device, models)
     print(text)
     check_all_measured([] if redraw else rows)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from outliers.config.experiment import Experiment
-from outliers.published.numbers import Key
+from outliers.published.numbers import CellKey
 from outliers.show.section import View
 from outliers.show.tables import MISSING, Table
 
@@ -22,7 +22,7 @@ class Published(NamedTuple):
 
     source: str
     keys: tuple[str, ...]
-    values: dict[Key, float | str]
+    values: dict[CellKey, float | str]
     form: str = "{:.4g}"
 
 
@@ -40,13 +40,13 @@ class Artefact(NamedTuple):
     measured: Callable[[list[dict]], Iterable[Mapping]] | None = None
     view: View | None = None
 
-    def ours(self, rows: list[dict]) -> dict[Key, float | str]:
+    def ours(self, rows: list[dict]) -> dict[CellKey, float | str]:
         """Return our measured values by the keys of the published ones."""
         records = self.measured(rows) if rows and self.measured else ()
         return {tuple(str(record[key]) for key in self.published.keys): record["value"] for record in records}
 
 
-def comparison(artefact: str, published: Published, measured: dict[Key, float | str]) -> Table:
+def comparison(artefact: str, published: Published, measured: dict[CellKey, float | str]) -> Table:
     """Make a table of every published value, the measured value if there is one, and measured − published.
 
     Measured values without a published counterpart follow at the end if their model (in Table 5, their way to multiply)

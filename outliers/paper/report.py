@@ -15,12 +15,12 @@ from outliers.models.names import short_name
 from outliers.paper.artefacts import ARTEFACTS, BEYOND
 from outliers.paper.published import comparison
 from outliers.runs.reprint import page_request, record_run, report_output_key, show_page
-from outliers.runs.run import RENDERING, rendering, shared_bar, show, stored_rows, tried
+from outliers.runs.run import RENDERING, rendering, rows_or_error, shared_bar, show, stored_rows
 from outliers.show.page import page
 from outliers.show.section import Context, Section, section_of
-from outliers.show.value import records
+from outliers.show.value import comparable_rows
 from outliers.show.write import files_of, write_files
-from outliers.terminal.command import called, typed
+from outliers.terminal.command import invocation, typed
 from outliers.terminal.progress import Progress
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _shortened(experiment: Experiment, models: Sequence[str]) -> Experiment:
     return experiment.model_copy(update={"block": contexts[shortest]})
 
 
-def report(
+def report_experiments(
     name: str,
     out: Path | None = None,
     force: bool = False,
@@ -102,7 +102,7 @@ def report(
     once: dict[str, tuple[Experiment, Path]] = {}  # Table 4 and Figures 3 and 4 share one measurement
     for measurement, *pair in zip(requests, experiments, places, strict=True):
         once.setdefault(measurement, tuple(pair))
-    command = shlex.join([*called("report"), name, *models, *(["--device", device] if device else [])])
+    command = shlex.join([*invocation("report"), name, *models, *(["--device", device] if device else [])])
     with Progress() if redraw else shared_bar(experiment for experiment, _ in once.values()) as bar:
         bar.expect(RENDERING._replace(count=len(experiments)))
         known = {key: _drawn(*pair) for key, pair in once.items()} if redraw else _all_measured(once, force, bar)
@@ -131,7 +131,7 @@ def report(
 def previewed(name: str, out: Path | None, device: str | None, models: Sequence[str]) -> str:
     """Return a preview of what `report` would measure; see `outliers.runs.budget`."""
     from outliers.runs.budget import preview
-    from outliers.runs.run import prepared
+    from outliers.runs.run import prepared_plans
 
     experiments = experiments_of(name, device, models)
     folder = out or _folder(name, experiments)
@@ -140,7 +140,7 @@ def previewed(name: str, out: Path | None, device: str | None, models: Sequence[
         for experiment in reversed(experiments)
     }
     return preview(
-        [(prepared(experiment), folder / Path(experiment.name).name) for experiment in reversed(once.values())]
+        [(prepared_plans(experiment), folder / Path(experiment.name).name) for experiment in reversed(once.values())]
     )
 
 
@@ -171,12 +171,12 @@ def _measured(
     If an experiment of several models fails, each model is tried alone. model_cache: keeps the model of the previous
     experiment loaded, because most experiments of a page share it.
     """
-    rows, reason = tried(experiment, folder, force, model_cache, bar)
+    rows, reason = rows_or_error(experiment, folder, force, model_cache, bar)
     models = experiment.models
     if reason is None or len(models) < 2:
         return rows, [reason] if reason else []
     copies = {model: experiment.model_copy(update={"models": [model]}) for model in models}
-    tries = {model: tried(copied, folder, force, model_cache, bar) for model, copied in copies.items()}
+    tries = {model: rows_or_error(copied, folder, force, model_cache, bar) for model, copied in copies.items()}
     rows = [row for rows_of_model, _ in tries.values() for row in rows_of_model]
     return rows, [f"{model}: {why}" for model, (_, why) in tries.items() if why] if rows else [reason]
 
@@ -198,7 +198,7 @@ def shown_section(experiment: Experiment, folder: Path, rows: list[dict], reason
         view = artefact.view
         section = section_of(view, rows, Context(experiment, folder)) if view else show(experiment, folder, rows)
     if artefact.published:
-        beside.append(comparison(experiment.shows, artefact.published, artefact.ours(records(rows))))
+        beside.append(comparison(experiment.shows, artefact.published, artefact.ours(comparable_rows(rows))))
     not_run = [str(reason) if isinstance(reason, NoOutlier) else f"Not run: {reason}" for reason in reasons]
     title = section.title
     if not title.startswith(artefact.label):

@@ -8,7 +8,7 @@ import pandas as pd
 from outliers.models.names import short_name
 
 PRINTED = Path(__file__).parent
-Key = tuple[str, ...]
+CellKey = tuple[str, ...]
 
 
 def model_key(model: str) -> str:
@@ -16,7 +16,7 @@ def model_key(model: str) -> str:
     return short_name(model).lower()
 
 
-def numbers_of(name: str, keys: Key) -> dict[Key, float | str]:
+def numbers_of(name: str, keys: CellKey) -> dict[CellKey, float | str]:
     """Read a printed table as values by key.
 
     keys: names of the parts of a key. Columns with these names hold parts of the keys of their row; the header of any

@@ -11,7 +11,7 @@ from transformers.integrations.sdpa_attention import repeat_kv
 
 from outliers.errors import UserError
 from outliers.models.anatomy import Projection
-from outliers.models.attention import MASK, OURS, attends, attentions, check_attention
+from outliers.models.attention import MASK, OURS, attentions, change_attention, check_attention
 from outliers.quantization.products import Products, product
 from outliers.quantization.remedies import PRODUCTS
 from outliers.quantization.schemes import Scheme
@@ -92,7 +92,7 @@ def put_attention(model: PreTrainedModel, products: AttentionProducts, left: Col
         raise UserError(f"attention in int8 in the place of '{before}'; expected attn_implementation='sdpa' or 'eager'")
     for attention in attentions(model):
         if attention.path not in left:
-            attends(attention.module, function=partial(int8_attention, products))
+            change_attention(attention.module, function=partial(int8_attention, products))
 
 
 def int8_attentions(model: PreTrainedModel) -> list[Projection]:
@@ -104,4 +104,4 @@ def int8_attentions(model: PreTrainedModel) -> list[Projection]:
 def take_attention_back(model: PreTrainedModel) -> None:
     """Undo `put_attention`."""
     for attention in int8_attentions(model):
-        attends(attention.module, function=None)
+        change_attention(attention.module, function=None)

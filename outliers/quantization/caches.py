@@ -19,16 +19,16 @@ from outliers.errors import UserError
 from outliers.models.anatomy import context_length, family_of, stack_module, stacks_of
 from outliers.models.anatomy.parts import parts
 from outliers.models.anatomy.weights import device_of
-from outliers.models.attention import Call, States, attentions, check_attention, product_hooks
+from outliers.models.attention import AttentionCall, States, attentions, check_attention, product_hooks
 from outliers.models.decoder import inference
 from outliers.models.hooks import attached
 from outliers.quantization.cache_formats import CacheFormat, Formats
-from outliers.quantization.remedies.hadamard import drawn, rotate
+from outliers.quantization.remedies.hadamard import random_rotation, rotate
 
 HALF = torch.finfo(torch.float16)
 
 
-class Codes(NamedTuple):
+class CacheCodes(NamedTuple):
     """Integer codes of keys or values: `states ≈ codes * scale + least`.
 
     codes: uint8 (…, positions, bytes), 8 // bits codes in a byte, the first one in the lowest bits. scale, least:
@@ -41,7 +41,7 @@ class Codes(NamedTuple):
     features: int
 
     @classmethod
-    def of(cls, states: torch.Tensor, bits: int, group: int | None) -> "Codes":
+    def of(cls, states: torch.Tensor, bits: int, group: int | None) -> "CacheCodes":
         """Quantize states (…, positions, features) by token, or by channel in groups of `group` positions."""
         states = states.float()
         groups = states.unflatten(-2, (-1, group)) if group else states
@@ -61,8 +61,8 @@ class Codes(NamedTuple):
         places = [self.codes >> bits * place & 2**bits - 1 for place in range(8 // bits)]
         return torch.stack(places, -1).flatten(-2)[..., : self.features] * scale + least
 
-    def join(self, other: "Codes") -> "Codes":
-        return Codes(*(torch.cat(pair, -2) for pair in zip(self[:3], other[:3], strict=True)), self.features)
+    def join(self, other: "CacheCodes") -> "CacheCodes":
+        return CacheCodes(*(torch.cat(pair, -2) for pair in zip(self[:3], other[:3], strict=True)), self.features)
 
 
 def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
@@ -96,7 +96,7 @@ def through(
 def _coded(states: torch.Tensor, format: CacheFormat, change: "ChannelChange") -> torch.Tensor:
     changed = change.of(states.float())
     if format.bits:
-        return change.back(Codes.of(changed, format.bits, format.channels).states(format.bits))
+        return change.back(CacheCodes.of(changed, format.bits, format.channels).states(format.bits))
     return change.back(quantize(changed.flatten(0, -2), format.quantizer).dequantize().view(states.shape))
 
 
@@ -141,10 +141,10 @@ def smoothing_of_keys(largest: torch.Tensor) -> torch.Tensor:
 def _rotation(features: int) -> torch.Tensor:
     """Return the orthogonal matrix of `+hadamard` for a number of channels, float32."""
     identity = torch.eye(features)
-    return rotate(identity, drawn(identity, 0))
+    return rotate(identity, random_rotation(identity, 0))
 
 
-def check_cache(model: PreTrainedModel, formats: Formats) -> None:
+def check_cache_formats(model: PreTrainedModel, formats: Formats) -> None:
     """Raise UserError if a model, which may be on the meta device, cannot have a cache in these formats."""
     config = model.config
     if family_of(config).name != "causal":
@@ -208,7 +208,7 @@ def quantized_states(
     """
     positions = prefix_positions(model)
 
-    def meet(number: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _call: Call) -> States:
+    def meet(number: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _call: AttentionCall) -> States:
         of_keys, of_values = formats.in_layer(number)
         if of_keys and not of_keys.before:
             key = through(key, of_keys, positions, (keys or {}).get(number))
@@ -302,7 +302,7 @@ class StoredStates:
         if more:
             coded, self.exact = self.exact[..., :more, :], self.exact[..., more:, :].clone()
             changed = _change(self.format, coded).of(coded.float())
-            codes = Codes.of(changed, self.format.bits, self.format.channels)
+            codes = CacheCodes.of(changed, self.format.bits, self.format.channels)
             self.codes = codes if self.codes is None else self.codes.join(codes)
 
     def states(self) -> torch.Tensor:
@@ -316,7 +316,7 @@ class StoredStates:
     def take(self, sequences: torch.Tensor) -> None:
         self.first, self.exact = (None if states is None else states[sequences] for states in (self.first, self.exact))
         if self.codes is not None:
-            self.codes = Codes(*(part[sequences] for part in self.codes[:3]), self.codes.features)
+            self.codes = CacheCodes(*(part[sequences] for part in self.codes[:3]), self.codes.features)
 
     @property
     def bytes(self) -> int:
@@ -351,7 +351,7 @@ def cache(model: PreTrainedModel, formats: str | Formats) -> QuantizedCache:
         >>> text = model.generate(blocks[:1], max_new_tokens=4, past_key_values=outliers.cache(model, "kv=int4"))
     """
     formats = Formats.read(formats) if isinstance(formats, str) else formats
-    check_cache(model, formats)
+    check_cache_formats(model, formats)
     for format in filter(None, formats):
         if format.before or format.heads or format.needs_calibration or not format.bits:
             raise UserError(

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError, not_finite
-from outliers.models.anatomy import Projection, check_plain, experts_of, family_of, projections, readers
+from outliers.models.anatomy import Projection, check_plain, experts_of, family_of, projections, state_readers
 from outliers.models.anatomy.examples import Block, read_ids
 from outliers.models.anatomy.experts import number_of
 from outliers.models.decoder import inference, watched_pass
@@ -93,7 +93,7 @@ def collect(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection[
                 largest = _largest_weights(projection)
                 weights[place] = torch.maximum(weights.get(place, largest), largest)
         # beside the states of all tokens what each expert reads of them
-        whole = [one for one in readers(model, layer) if one.place in weights and one.expert is None]
+        whole = [one for one in state_readers(model, layer) if one.place in weights and one.expert is None]
         of_experts = [one for one in projections(model, layer) if one.expert is not None]
         of_experts = [one._replace(role=one.own_place[1], state=0, expert=None) for one in of_experts]
         with (

@@ -33,7 +33,7 @@ from outliers.models.anatomy.experts import ExpertProjection, settle
 from outliers.models.anatomy.weights import device_of, shared_in_copies
 from outliers.models.attention import attentions, eager
 from outliers.models.hooks import check_hooks, hand_over_hooks
-from outliers.models.stream import apart, in_turns
+from outliers.models.stream import in_turns, separate_layers
 from outliers.quantization.attention import AttentionProducts, put_attention, take_attention_back
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
@@ -107,7 +107,7 @@ def quantize(
         for other in set(others.values()):
             check_kept(other)
     if calibration or _uses_differ(model, left, others):
-        model = apart(model)
+        model = separate_layers(model)
     # deepcopy builds a new module tree, but takes from its memo whatever is there: parameters on the same storage,
     # and in the place of each projection the one under the new scheme.
     memo = shared_in_copies(model) | {id(old): _on_the_same_storage(old) for old in model.parameters()}
@@ -174,7 +174,7 @@ def check_kept(scheme: Scheme) -> None:
         )
     if scheme.routers:
         raise UserError(f"scheme '{scheme.name}' quantizes routers, which keep their weights; use keep='exact'")
-    if scheme.doing("around"):
+    if scheme.remedies_with("around"):
         raise UserError(f"scheme '{scheme.name}' multiplies some tokens with exact weights; use keep='exact'")
 
 

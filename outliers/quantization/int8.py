@@ -11,7 +11,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from outliers.quantization.layer import SchemeLinear, StraightThrough
-from outliers.quantization.linear import operand_of, prepared
+from outliers.quantization.linear import operand_of, transform_input
 from outliers.quantization.magnitudes import Magnitudes, PlainLinear
 from outliers.quantization.schemes import MOST_TRANSFORMS, Scheme
 
@@ -159,7 +159,7 @@ class Int8Linear(SchemeLinear):
         while (weight := self.prepared) is None:  # once, unless another thread restores the plain codes
             self._prepare()
         fitted = tuple(value for name in FITTED if (value := self._buffers[name]) is not None)
-        rows = prepared(rows, self.here, fitted)
+        rows = transform_input(rows, self.here, fitted)
         if self.straight_through and torch.is_grad_enabled():
             return StraightThrough.apply(rows, self.bias, weight, self.here)
         return dispatch.linear(rows, weight, self.bias, **self.here.kernel_arguments)

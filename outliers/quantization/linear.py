@@ -148,7 +148,7 @@ class QuantizedLinear(SchemeLinear):
     def _quantized(self, hidden_states: torch.Tensor) -> torch.Tensor:
         scheme, operand = self.here, self.operand
         weight = self.weight if operand.exact is None else operand.exact
-        hidden_states = prepared(hidden_states, scheme, operand.fitted)
+        hidden_states = transform_input(hidden_states, scheme, operand.fitted)
         keeps = scheme.outlier_threshold is not None and scheme.exact_outliers
         exact = Exact(weight, scheme.weights) if keeps else None
         bias, arguments = self.projection.bias, scheme.kernel_arguments
@@ -172,10 +172,10 @@ def operand_of(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | No
     exact, fitted = in_float32(weight) if scheme.transforms else weight, []
     for step in scheme.transforms:
         fitted.append(step.fit(exact, magnitudes))
-        exact = step.do("weight", exact, fitted[-1])
+        exact = step.call("weight", exact, fitted[-1])
         magnitudes = magnitudes and magnitudes.behind(step, fitted[-1])
     codes = _codes(exact, scheme, magnitudes)
-    for step, found in zip(written.doing("clips"), scheme.doing("clips"), strict=True):
+    for step, found in zip(written.remedies_with("clips"), scheme.remedies_with("clips"), strict=True):
         if step.number == SEARCH:
             fitted.append(torch.tensor(found.number, dtype=torch.float64, device=weight.device))
     return Operand(codes, exact if scheme.transforms else None, tuple(fitted))
@@ -184,8 +184,8 @@ def operand_of(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | No
 def _codes(exact: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | None) -> Quantized:
     """Return the codes of a transformed weight; magnitudes: those of the transformed inputs."""
     codes = dispatch.quantize(exact, scheme.weights, scheme.arithmetic)
-    for step in () if exact.is_meta else scheme.doing("codes"):
-        codes = step.do("codes", in_float32(exact), codes, magnitudes, scheme.weights, step.number)
+    for step in () if exact.is_meta else scheme.remedies_with("codes"):
+        codes = step.call("codes", in_float32(exact), codes, magnitudes, scheme.weights, step.number)
     return codes
 
 
@@ -270,21 +270,21 @@ def searched_numbers(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitude
     return scheme
 
 
-def prepared(hidden_states: torch.Tensor, scheme: Scheme, fitted: tuple[torch.Tensor, ...]) -> torch.Tensor:
+def transform_input(hidden_states: torch.Tensor, scheme: Scheme, fitted: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """Apply a scheme's transforms to hidden states (tokens, features) and clip them; fitted: see `Operand`."""
     if fitted:
         hidden_states = in_float32(hidden_states)
     for step, numbers in zip(scheme.transforms, fitted, strict=False):
-        hidden_states = step.do("hidden_states", hidden_states, numbers)
-    for step in scheme.doing("clips"):
+        hidden_states = step.call("hidden_states", hidden_states, numbers)
+    for step in scheme.remedies_with("clips"):
         number = float(fitted[-1]) if step.number == SEARCH else step.number
-        hidden_states = step.do("clips", hidden_states, number, scheme)
+        hidden_states = step.call("clips", hidden_states, number, scheme)
     return hidden_states
 
 
 def around(scheme: Scheme, rows: torch.Tensor, exact: Callable, quantized: Callable) -> torch.Tensor:
     """Multiply hidden states (tokens, features), combining the exact and the quantized product as the scheme says."""
-    for step in scheme.doing("around"):
+    for step in scheme.remedies_with("around"):
         quantized = partial(step.do, "around", number=step.number, exact=exact, quantized=quantized)
     return quantized(rows)
 

@@ -51,7 +51,7 @@ class Magnitudes(NamedTuple):
         """Return the statistics of inputs after a transform; None for statistics by feature if it mixes features."""
 
         def change(rows: torch.Tensor) -> torch.Tensor:
-            return transform.do("hidden_states", rows.to(fitted.device), fitted)
+            return transform.call("hidden_states", rows.to(fitted.device), fitted)
 
         by_feature = transform.kind.by_feature
         changed = {
@@ -60,7 +60,7 @@ class Magnitudes(NamedTuple):
             if getattr(self, name) is not None and (by_feature or not statistic.by_feature)
         }
         if by_feature:
-            changed["weights"] = transform.do("weight", self.weights[None].to(fitted.device), fitted)[0].abs()
+            changed["weights"] = transform.call("weight", self.weights[None].to(fitted.device), fitted)[0].abs()
         return Magnitudes(learned=self.learned, **changed)
 
 
@@ -129,14 +129,14 @@ class Calibration:
         return tokens_hash(self.blocks)
 
     @property
-    def kept(self) -> set[str]:
+    def complete(self) -> set[str]:
         """The `COSTLY` statistics that are known of all inputs."""
         known = self.magnitudes.values()
         return {name for name in COSTLY if all(getattr(magnitudes, name) is not None for magnitudes in known)}
 
     def lacks(self, scheme: Scheme) -> list[str]:
         """Return the names of the statistics and learned transforms that a scheme needs and this calibration lacks."""
-        lacking = [need for need in scheme.needs if need not in self.kept]
+        lacking = [need for need in scheme.needs if need not in self.complete]
         return lacking + ["learned transforms"] * (scheme.learns and scheme.learning not in self.learned)
 
     def under(self, scheme: Scheme) -> "Calibration":

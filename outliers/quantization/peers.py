@@ -22,7 +22,7 @@ from outliers.models.decoder import in_eval_mode
 from outliers.models.hooks import check_hooks, hand_over_hooks
 from outliers.models.load import (
     config_of,
-    hash_of,
+    hash_parameters,
     line_of,
     load_config,
     load_model,
@@ -32,7 +32,7 @@ from outliers.models.load import (
 )
 from outliers.models.skeleton import skeleton
 from outliers.models.source import Source, local_files
-from outliers.models.weight_files import INT8, check_unchanged, regular_file, state_of, watch
+from outliers.models.weight_files import INT8, check_unchanged, record_weight_files, regular_file, state_of
 from outliers.quantization.convert import skipped
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, in_float32, stored_weight
@@ -105,7 +105,7 @@ def _cache_key(name: str, model: PreTrainedModel) -> tuple[str, str, str, tuple]
 def _loaded(name: str, dtype: str, device: str, _states: tuple) -> PreTrainedModel:
     if not (int8_file := _int8_file(name)):
         return load_model(name, dtype, device)
-    watch(name, None, [int8_file])
+    record_weight_files(name, None, [int8_file])
     return load_quantized(name, device)
 
 
@@ -117,7 +117,8 @@ def _fields(*cache_key) -> dict:
         (stored,) = {layer.scheme.name for layer in loaded.modules() if isinstance(layer, Int8Linear)}
     else:
         stored = quantized_from(name) or stored_as(load_config(name))
-    hashed = hash_of(starmap(line_of, loaded.state_dict().items()))  # state_dict, because codes are no parameters
+    # state_dict, because codes are no parameters
+    hashed = hash_parameters(starmap(line_of, loaded.state_dict().items()))
     fields = {"other_quantized_from": stored, "other_zero_points": getattr(loaded, "zero_points", None)}
     return {"other_weights_hash": hashed} | {field: value for field, value in fields.items() if value}
 

@@ -116,7 +116,7 @@ def _without_autocast(compute: Callable) -> Callable:
 def forward_product(left: torch.Tensor, right: torch.Tensor, written: str) -> torch.Tensor:
     """Return X·Wᵀ in the dtype of X."""
     how = _read(written)
-    return dispatch.product(left, right, outliers_of(left, how.decomposition, how.outlier_threshold))
+    return dispatch.product(left, right, outlier_dimensions(left, how.decomposition, how.outlier_threshold))
 
 
 @forward_product.register_fake
@@ -129,7 +129,9 @@ def _(left, right, _written):
 def gradient_of_left(gradient: torch.Tensor, right: torch.Tensor, written: str) -> torch.Tensor:
     """Return G·W in the dtype of G."""
     how = _read(written)
-    return dispatch.product(gradient, right.mT, outliers_of(gradient, how.decomposition), seed=_seed(how.stochastic))
+    return dispatch.product(
+        gradient, right.mT, outlier_dimensions(gradient, how.decomposition), seed=_seed(how.stochastic)
+    )
 
 
 @gradient_of_left.register_fake
@@ -142,7 +144,7 @@ def _(gradient, right, _written):
 def gradient_of_right(gradient: torch.Tensor, left: torch.Tensor, written: str) -> torch.Tensor:
     """Return Gᵀ·X in the dtype of G; autograd casts it to the dtype of W."""
     how = _read(written)
-    exact = outliers_of(left, how.decomposition, how.outlier_threshold)
+    exact = outlier_dimensions(left, how.decomposition, how.outlier_threshold)
     return dispatch.product(gradient.mT, left.mT, exact=exact, seed=_seed(how.stochastic))
 
 
@@ -156,7 +158,7 @@ def _seed(stochastic: bool) -> int | None:
     return int(torch.randint(2**63 - 1, (), device="cpu")) if stochastic else None
 
 
-def outliers_of(left: torch.Tensor, share: float, threshold: float | None = None) -> torch.Tensor | None:
+def outlier_dimensions(left: torch.Tensor, share: float, threshold: float | None = None) -> torch.Tensor | None:
     """Return the inner dimensions of a left operand (..., m, k) that are multiplied in 16 bits, or None for none.
 
     The result is int64 (..., count), ascending, padded with -1 in front where a matrix has fewer than the others of its

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from outliers.criterion import ROUTER
 from outliers.errors import UserError
-from outliers.models.anatomy import Projection, in_layer, layers_of, readers
+from outliers.models.anatomy import Projection, in_layer, layers_of, state_readers
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.magnitudes import Calibration
 from outliers.quantization.schemes import Scheme
@@ -68,7 +68,7 @@ def put_routers(model: PreTrainedModel, scheme: Scheme, left: Collection[str], c
     Raises:
         UserError: a router has no weight matrix, or the scheme needs statistics that the calibration lacks.
     """
-    read = {reader.path: reader for reader in readers(model)}
+    read = {reader.path: reader for reader in state_readers(model)}
     for router in routers(model):
         if router.path in left:
             continue

@@ -113,9 +113,9 @@ class Scheme:
         """The name without remedies."""
         return self.name.partition("+")[0]
 
-    def doing(self, what: str) -> list[Remedy]:
+    def remedies_with(self, action: str) -> list[Remedy]:
         """Return the remedies whose `RemedyKind` defines an action, such as "clips" or "around"."""
-        return [remedy for remedy in self.remedies if getattr(remedy.kind, what)]
+        return [remedy for remedy in self.remedies if getattr(remedy.kind, action)]
 
     @property
     def transforms(self) -> tuple[Remedy, ...]:
@@ -157,7 +157,7 @@ class Scheme:
     @property
     def needs_calibration(self) -> bool:
         """Whether the scheme requires statistics of the inputs, see `outliers.calibrate`."""
-        return bool(self.needs or self.doing("calibrated"))
+        return bool(self.needs or self.remedies_with("calibrated"))
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -174,7 +174,7 @@ class Scheme:
     @property
     def learns(self) -> bool:
         """Whether any transform is learned with the whole model."""
-        return bool(self.doing("learns"))
+        return bool(self.remedies_with("learns"))
 
     @property
     def learning(self) -> "Scheme":
@@ -185,7 +185,7 @@ class Scheme:
         """
         others = self.attention, *(remedy for remedy in self.remedies if remedy.kind.codes or remedy.name == ROUTER)
         left = [remedy for remedy in self.remedies if remedy not in others]
-        weights = None if self.doing("codes") and self.activations else self.weights
+        weights = None if self.remedies_with("codes") and self.activations else self.weights
         return replace(self, name="rotation", weights=weights, remedies=left)
 
     def at(self, role: str | None) -> "Scheme":
@@ -194,16 +194,16 @@ class Scheme:
         if role is not None and any(remedy.roles for remedy in self.remedies):
             left = [remedy._replace(roles=()) for remedy in self.remedies if role in (remedy.roles or (role,))]
             here = replace(self, remedies=left)
-        for remedy in here.doing("scheme"):
+        for remedy in here.remedies_with("scheme"):
             if not remedy.roles:
                 left = [other for other in here.remedies if other != remedy]
-                here = remedy.do("scheme", replace(here, remedies=left), remedy.number)
+                here = remedy.call("scheme", replace(here, remedies=left), remedy.number)
         return here
 
     @property
     def weight_operand(self) -> tuple:
         """Key of a weight's codes: schemes with equal keys share them."""
-        compensated = tuple(remedy.number for remedy in self.doing("codes"))
+        compensated = tuple(remedy.number for remedy in self.remedies_with("codes"))
         searched = (self.parts, self.outlier_threshold) if self.searches else ()
         return self.weights, self.arithmetic, self.transforms, compensated, *searched
 

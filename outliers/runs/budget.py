@@ -13,9 +13,9 @@ from outliers.config.experiment import Experiment
 from outliers.errors import NoOutlier, UserError, first_of
 from outliers.models.load import DTYPES, find_device
 from outliers.quantization.schemes import BASELINE
-from outliers.runs.forecast import Need, Room, need_of, room_of
+from outliers.runs.forecast import FreeBytes, Need, need_of, room_of
 from outliers.runs.planner import Planner
-from outliers.runs.rows import part_key, read
+from outliers.runs.rows import part_key, read_rows
 from outliers.show.value import grouped
 from outliers.subjects.cell import Cell, CellPlan, Subject
 from outliers.terminal.amounts import durations, size
@@ -32,7 +32,7 @@ NAMED = 12  # variants
 logger = logging.getLogger(__name__)
 
 
-def fit(experiment: Experiment, folder: Path, force: bool, measure: Callable[[Experiment], None]) -> Experiment:
+def fit_blocks(experiment: Experiment, folder: Path, force: bool, measure: Callable[[Experiment], None]) -> Experiment:
     """Return the experiment with as many blocks as fit into its minutes, at most those that it names.
 
     If an earlier run into the folder had the same minutes, its number of blocks is taken. Otherwise one block is timed,
@@ -55,7 +55,7 @@ def fit(experiment: Experiment, folder: Path, force: bool, measure: Callable[[Ex
 
 def _chosen(experiment: Experiment, folder: Path) -> int | None:
     """Return the number of blocks of an earlier run of the same request with the same minutes."""
-    rows = [row for row in read(folder) if row.run.get("minutes") == experiment.minutes]
+    rows = [row for row in read_rows(folder) if row.run.get("minutes") == experiment.minutes]
     there = {part_key(row.request) for row in rows}
     for blocks in dict.fromkeys(row.request["subject"].get("blocks", 0) for row in reversed(rows)):
         cells = chain.from_iterable(next(plan.stages) for plan in experiment.of_blocks(blocks).plans())
@@ -115,7 +115,7 @@ def preview(runs: Sequence[tuple[Sequence[CellPlan], Path]]) -> str:
     for plan, cells in zip(plans, stages, strict=True):
         plan.subject.check(cells)
     model_runs = planner.model_runs(plans, stages)
-    there = {part_key(row.request) for _, folder in runs for row in read(folder) if row.values}
+    there = {part_key(row.request) for _, folder in runs for row in read_rows(folder) if row.values}
     cells = list(chain.from_iterable(stages))
     finished = sum(part_key(cell.request) in there for cell in cells)
     more = any(plan.passes() for plan in plans)
@@ -171,7 +171,7 @@ def _pace(device: torch.device, dtype: torch.dtype) -> float:
     return SLOWER * (time.perf_counter() - begin) / (count * math.prod(PRODUCT))
 
 
-def _memory(need: Need, room: Room) -> str:
+def _memory(need: Need, room: FreeBytes) -> str:
     kind = "GPU memory" if room.gpus else "memory"
     free = f"{size(room.gpus or room.memory)} are free"
     host = f", {size(need.host)} of the host's memory" * bool(need.host)

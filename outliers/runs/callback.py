@@ -23,7 +23,7 @@ from outliers.models.load import weights_hash
 from outliers.models.stream import AS_IT_IS
 from outliers.quantization.schemes import BASELINE
 from outliers.runs.planner import CODE
-from outliers.runs.rows import FILE, Row, Rows, append, read
+from outliers.runs.rows import FILE, Row, Rows, append, read_rows
 from outliers.subjects.provenance import environment
 from outliers.text.blocks import tokens_hash
 from outliers.text.given import checked_ids
@@ -36,7 +36,7 @@ REPORTED = ("perplexity", ERROR, "count", "layers", "positions", "max", *KURTOSE
 STEP = "step-"  # followed by a number: the checkpoint of a row
 
 
-class Watched(Metric):
+class WatchMetric(Metric):
     """The measurement of `outliers.watch`."""
 
     name: ClassVar[str] = "watch"
@@ -95,7 +95,7 @@ class OutlierCallback(TrainerCallback):
         self.folder = Path(folder or Path(output, "outliers"))
         self.written: int | None = None  # step of the last row
         self.text = {"text": text_label(blocks), "block": blocks.shape[-1], "blocks": len(blocks)}
-        self.metric = Watched(alpha=self.alpha, attention=attention)
+        self.metric = WatchMetric(alpha=self.alpha, attention=attention)
 
     def on_train_begin(
         self,
@@ -165,7 +165,7 @@ class OutlierCallback(TrainerCallback):
 
     def _move_aside(self, step: int) -> None:
         with Rows(self.folder) as rows:
-            every = read(self.folder)
+            every = read_rows(self.folder)
             ahead = [row for row in every if self._is_ahead(row, step)]
             if ahead:
                 aside = rows.path.with_name(f"{FILE}.left")

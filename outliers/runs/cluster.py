@@ -20,7 +20,7 @@ import torch
 from outliers.config.experiment import Experiment
 from outliers.errors import EngineLost, MeasurementFailed, UserError, reason_of
 from outliers.runs.engine import result_of, tried
-from outliers.runs.forecast import PROCESS, ModelRun, Need, Room, forecast, room_of
+from outliers.runs.forecast import PROCESS, FreeBytes, ModelRun, Need, forecast, room_of
 from outliers.subjects.cell import Task
 from outliers.subjects.model_cache import ModelCache
 from outliers.terminal.interrupt import asked_to_stop, stop_if_asked
@@ -52,7 +52,7 @@ class Cluster:
     def __init__(self, experiment: Experiment, bar: Progress):
         self.device, self.bar = experiment.device, bar
         self.forecasts: dict[str, Need] = {}  # by model
-        self.room = Room()  # of a worker
+        self.room = FreeBytes()  # of a worker
         # A part of a text reads all layers of a streamed model.
         self.tasks_a_worker = 1 if experiment.stream else TASKS_A_WORKER
         self.warned: set[str] = set()  # warnings of workers, each shown once
@@ -334,7 +334,7 @@ def _measure(
         root.removeHandler(heard)
 
 
-def _room(_model_cache: ModelCache, model_run: ModelRun) -> Room:
+def _room(_model_cache: ModelCache, model_run: ModelRun) -> FreeBytes:
     return room_of(model_run.device)
 
 

@@ -39,7 +39,7 @@ SHORTEST = 32  # tokens: no shorter block is proposed
 logger = logging.getLogger(__name__)
 
 
-class Room(NamedTuple):
+class FreeBytes(NamedTuple):
     """Free bytes: memory of the device and of the host, and on the disks of temporary files and of the hub's cache.
 
     gpus: memory of all GPUs together, 0 if a CPU computes. limited: what limits the host's memory, a phrase for a
@@ -69,7 +69,7 @@ class Need(NamedTuple):
     download: int | None
 
 
-class Shape(NamedTuple):
+class ModelShape(NamedTuple):
     """Sizes of a model, as counts of numbers.
 
     outside: weights outside the decoder layers. layer: weights of the largest layer. layers: number of layers.
@@ -98,7 +98,7 @@ class Shape(NamedTuple):
     def weights(self) -> int:
         return self.outside + self.layers * self.layer
 
-    def by_expert(self) -> "Shape":
+    def by_expert(self) -> "ModelShape":
         """Return the sizes of what is in memory at once if a layer is read one expert at a time."""
         less = self.experts - self.expert
         return self._replace(layer=self.layer - less, projections=self.projections - less, parameter=self.largest)
@@ -108,7 +108,7 @@ class ModelRun(NamedTuple):
     """The run of one model: sizes, options of the user, and what the measurement keeps in memory."""
 
     name: str
-    shape: Shape
+    shape: ModelShape
     download: int | None
     memory_needs: MemoryNeeds
     dtype: str
@@ -119,7 +119,7 @@ class ModelRun(NamedTuple):
     blocks: int
 
 
-def forecast(model_runs: list[ModelRun], room: Room) -> tuple[list[Need], dict[str, str]]:
+def forecast(model_runs: list[ModelRun], room: FreeBytes) -> tuple[list[Need], dict[str, str]]:
     """Return the memory and disk that models need, measured one after the other, and which of them cannot fit.
 
     A need that takes a large share of what is free is logged in a line.
@@ -157,7 +157,7 @@ def model_run_of(subject: Any, memory_needs: MemoryNeeds) -> ModelRun:
     experiment, family = subject.experiment, family_of(subject.config)
     return ModelRun(
         subject.name,
-        shape_of(subject.config),
+        model_shape(subject.config),
         missing_download(subject.model, subject.revision),
         memory_needs,
         experiment.dtype,
@@ -169,10 +169,10 @@ def model_run_of(subject: Any, memory_needs: MemoryNeeds) -> ModelRun:
     )
 
 
-_shapes: dict[str, Shape] = {}  # by configuration as JSON, which revisions of a model share
+_shapes: dict[str, ModelShape] = {}  # by configuration as JSON, which revisions of a model share
 
 
-def shape_of(config: PretrainedConfig) -> Shape:
+def model_shape(config: PretrainedConfig) -> ModelShape:
     """Return the sizes of a model from its configuration; tied weights count once."""
     written = config.to_json_string()
     if written in _shapes:
@@ -185,7 +185,7 @@ def shape_of(config: PretrainedConfig) -> Shape:
     of_experts = [one for one in experts.parameters() if one.ndim == 3] if experts else []
     hidden, heads = width_of(config), getattr(stack, "num_attention_heads", None) or 0  # of what is recurrent alone
     key_heads = getattr(stack, "num_key_value_heads", None) or heads
-    _shapes[written] = Shape(
+    _shapes[written] = ModelShape(
         sum(map(torch.numel, (*model.parameters(), *model.buffers()))) - sum(layers),
         max(layers),
         len(layers),
@@ -203,7 +203,7 @@ def shape_of(config: PretrainedConfig) -> Shape:
     return _shapes[written]
 
 
-def need_of(model_run: ModelRun, room: Room) -> Need:
+def need_of(model_run: ModelRun, room: FreeBytes) -> Need:
     """Return what a run needs, if so much room is free."""
     shape, needs, itemsize = model_run.shape, model_run.memory_needs, DTYPES[model_run.dtype].itemsize
     layers, outside = 1 if model_run.stream else shape.layers, itemsize * shape.outside
@@ -235,7 +235,7 @@ def need_of(model_run: ModelRun, room: Room) -> Need:
     return Need(model_run.name, WORKSPACES + memory + on_gpu, host, disk, model_run.download)
 
 
-def _lack(model_run: ModelRun, needed: Need, room: Room, share: float) -> str | None:
+def _lack(model_run: ModelRun, needed: Need, room: FreeBytes, share: float) -> str | None:
     """Return a phrase about the first need that exceeds a share of what is free; None if no need does."""
     kind = "GPU memory" if room.gpus else "memory"
     memory = room.gpus if model_run.device == "auto" and room.gpus else room.memory
@@ -250,7 +250,7 @@ def _lack(model_run: ModelRun, needed: Need, room: Room, share: float) -> str | 
     return lack and f"'{needed.model}' needs {lack}"
 
 
-def _advice(model_run: ModelRun, needed: Need, room: Room) -> str:
+def _advice(model_run: ModelRun, needed: Need, room: FreeBytes) -> str:
     """Return options that would make a run fit, with what it then needs.
 
     Each option that suffices alone is named; if none does, options of a streamed run are.
@@ -272,7 +272,7 @@ def _advice(model_run: ModelRun, needed: Need, room: Room) -> str:
     return ", ".join(advice) or f"no option makes it fit{room.limited or ' on this machine'}"
 
 
-def _that_fit(model_run: ModelRun, room: Room, options: Iterable[dict]) -> Iterator[str]:
+def _that_fit(model_run: ModelRun, room: FreeBytes, options: Iterable[dict]) -> Iterator[str]:
     """Yield those options that the user has and with which a run fits, with what it then needs."""
     for changes in options:
         changed = model_run._replace(**changes)
@@ -286,7 +286,7 @@ def _that_fit(model_run: ModelRun, room: Room, options: Iterable[dict]) -> Itera
             yield f"with {option} it needs {size(needed.memory)}{disk}"
 
 
-def _limit(run: ModelRun, room: Room) -> dict:
+def _limit(run: ModelRun, room: FreeBytes) -> dict:
     """Return the memory for hidden states that a streamed run can take, in whole GB or MB; the others go to a file."""
     least = need_of(run._replace(memory=1), room)
     free = min(room.host - least.host if room.gpus else room.memory - least.memory, least.disk - 1)  # not all of them
@@ -294,16 +294,16 @@ def _limit(run: ModelRun, room: Room) -> dict:
     return {"memory": free // unit * unit} if run.memory is None and free >= unit else {}
 
 
-def room_of(device: str) -> Room:
+def room_of(device: str) -> FreeBytes:
     """Return the room that is free for a run on a device, given as in its option."""
     (host, limited), home = free_memory(), find_device(device)
     folders = [Path(folder) for folder in (tempfile.gettempdir(), HF_HUB_CACHE)]
     there = [next(place for place in (one, *one.absolute().parents) if place.exists()) for one in folders]
     disks = [shutil.disk_usage(folder).free for folder in there]
     if home.type == "cpu":
-        return Room(host, host, *disks, limited=limited)
+        return FreeBytes(host, host, *disks, limited=limited)
     gpus = sum(map(_free_on_gpu, range(torch.cuda.device_count())))
-    return Room(_free_on_gpu(home), host, *disks, gpus, limited)
+    return FreeBytes(_free_on_gpu(home), host, *disks, gpus, limited)
 
 
 def _free_on_gpu(gpu: int | torch.device) -> int:

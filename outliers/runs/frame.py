@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from outliers.errors import UserError
-from outliers.runs.rows import read
+from outliers.runs.rows import read_rows
 from outliers.runs.run import records
 
 WHERE = ("device_name", "threads", "python", "torch", "triton", "bitsandbytes")
@@ -76,4 +76,4 @@ def _read(folder: Path) -> list[dict]:
 
 def records_in(folder: Path) -> list[dict]:
     """Return a flat dictionary for each value in the rows of a folder."""
-    return records(read(folder))
+    return records(read_rows(folder))

@@ -20,7 +20,7 @@ GROUP_FILES = {
 }
 
 
-class Limit(NamedTuple):
+class MemoryLimit(NamedTuple):
     """A limit of this process (`ulimit`).
 
     field: psutil's name of the memory that counts against the limit. option: the command that sets it. imports: bytes
@@ -34,8 +34,8 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    resource.RLIMIT_AS: Limit("vms", "ulimit -v", 1_500_000_000),
-    resource.RLIMIT_DATA: Limit("data", "ulimit -d", 600_000_000),
+    resource.RLIMIT_AS: MemoryLimit("vms", "ulimit -v", 1_500_000_000),
+    resource.RLIMIT_DATA: MemoryLimit("data", "ulimit -d", 600_000_000),
 }
 
 
@@ -83,7 +83,7 @@ def _text(file: Path) -> str:
         return ""
 
 
-def free_under_limits() -> Iterator[tuple[Limit, int]]:
+def free_under_limits() -> Iterator[tuple[MemoryLimit, int]]:
     """Yield each limit of this process with the bytes that it leaves."""
     for name, limit in LIMITS.items():
         most, _ = resource.getrlimit(name)

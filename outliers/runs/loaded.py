@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from outliers.runs.engine import Here
-from outliers.runs.planner import Failures, Planner
+from outliers.runs.planner import FailedCells, Planner
 from outliers.runs.rows import Row
 from outliers.runs.run import records
 from outliers.subjects.cell import Cell, CellPlan, Stages, Task
@@ -57,7 +57,7 @@ class LoadedPlanner(Planner):
     def model_runs(self, *_plans: object) -> list:
         return []
 
-    def _failed(self, failures: Failures, provenance: dict[Cell, dict], rows: dict[Cell, Row]) -> dict[Cell, Row]:
+    def _failed(self, failures: FailedCells, provenance: dict[Cell, dict], rows: dict[Cell, Row]) -> dict[Cell, Row]:
         if failures:
             raise [*failures.values()][-1]  # later cells depend on more of the model, and say more of where it broke
         return {}

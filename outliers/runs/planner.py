@@ -22,7 +22,7 @@ from outliers.runs.rows import Row, Rows
 from outliers.show.value import grouped
 from outliers.subjects.cell import Cell, CellPlan, NotMeasured, Subject, Task, following
 from outliers.subjects.model_cache import ModelCache, check_same_weights, naming
-from outliers.subjects.provenance import code_hash, environment, joined, measuring
+from outliers.subjects.provenance import code_hash, environment, joined_provenance, measuring
 from outliers.terminal.forecaster import FIXED, Steps
 from outliers.terminal.interrupt import asked_to_stop, stop_if_asked
 from outliers.terminal.progress import Progress
@@ -30,7 +30,7 @@ from outliers.terminal.progress import Progress
 if TYPE_CHECKING:
     from outliers.runs.cluster import Cluster
 
-Failures = dict[Cell, MeasurementFailed]
+FailedCells = dict[Cell, MeasurementFailed]
 Outcomes = dict[Cell, Row | MeasurementFailed]
 logger = logging.getLogger(__name__)
 
@@ -157,14 +157,14 @@ class Planner:
         self._check_alone(failures)
         return rows | self._failed(failures, provenance, rows)
 
-    def _check_alone(self, failures: Failures) -> None:
+    def _check_alone(self, failures: FailedCells) -> None:
         """Raise UserError if the run has one model, of which nothing is measured because of its weights."""
         reasons = {str(failure): failure for failure in failures.values()}
         unusable = all(type(failure) is BadWeights for failure in reasons.values())
         if self.alone and unusable and not self.known and len(reasons) == 1:
             raise UserError(*reasons)
 
-    def _failed(self, failures: Failures, provenance: dict[Cell, dict], rows: dict[Cell, Row]) -> dict[Cell, Row]:
+    def _failed(self, failures: FailedCells, provenance: dict[Cell, dict], rows: dict[Cell, Row]) -> dict[Cell, Row]:
         """Write and return the rows of cells that failed, with the reason of each.
 
         Each reason is logged once per model; if no cell of the model was measured, once for all its cells.
@@ -197,7 +197,7 @@ class Planner:
         self._write(failed_rows)
         return failed_rows
 
-    def _provenance(self, cells: list[Cell]) -> tuple[dict[Cell, dict], Failures]:
+    def _provenance(self, cells: list[Cell]) -> tuple[dict[Cell, dict], FailedCells]:
         subjects = {id(cell.subject): cell.subject for cell in cells}
         by_subject = [[cell for cell in cells if id(cell.subject) == key] for key in subjects]
         outcomes: dict[Cell, dict | MeasurementFailed] = {}
@@ -217,7 +217,7 @@ class Planner:
         failures = {cell: outcomes[cell] for cell in cells if isinstance(outcomes[cell], MeasurementFailed)}
         return self._with_weights({cell: outcomes[cell] for cell in cells if cell not in failures}, failures), failures
 
-    def _with_weights(self, provenance: dict[Cell, dict], failures: Failures) -> dict[Cell, dict]:
+    def _with_weights(self, provenance: dict[Cell, dict], failures: FailedCells) -> dict[Cell, dict]:
         """Add the weights hash of streamed models to the provenance, if rows or another model might share the weights.
 
         Reading all weights takes long, so it is done only then. Cells of a model whose weights cannot be read are moved
@@ -351,7 +351,13 @@ class Planner:
         for task, path in store.derived():
             ((_, file),) = self._results([task])
             file.save(path)
-        return [([store.traces], {"weights_hash": store.labels["weights_hash"]}, joined(costs or [reading.fields]))]
+        return [
+            (
+                [store.traces],
+                {"weights_hash": store.labels["weights_hash"]},
+                joined_provenance(costs or [reading.fields]),
+            )
+        ]
 
     def _parts_after(self, subject: Subject, done: int) -> list[slice]:
         """Return the parts of the text, after its first blocks, that are traced at once.
@@ -395,7 +401,7 @@ class Planner:
                 for name, number in value.items():
                     if isinstance(number, float) and not math.isfinite(number):
                         raise BrokenModel(f"'{name}' of {value['metric']} is {number}; expected finite numbers")
-        run = {"experiment": self.experiment, **_run_part(cell, joined(list(spent)))}
+        run = {"experiment": self.experiment, **_run_part(cell, joined_provenance(list(spent)))}
         return Row(request=cell.request, provenance=provenance[cell], values=values, run=run)
 
     def _write(self, rows: Outcomes) -> None:

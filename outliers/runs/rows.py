@@ -123,7 +123,7 @@ def append(folder: Path, rows: Iterable[Row]) -> list[bytes]:
     return lines
 
 
-def read(folder: Path) -> list[Row]:
+def read_rows(folder: Path) -> list[Row]:
     """Return the rows of a folder, an empty list if it has no file of rows. A run may be appending meanwhile.
 
     If rows have the same request and provenance, the last one counts. A failed row is superseded by a later success of

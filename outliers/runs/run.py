@@ -67,7 +67,7 @@ def run(
     experiment = fitted(experiment, out, force, model_cache)
     if bar is not None:  # a bar without steps is falsy
         bar.estimate(Steps(kind=of_all(experiment)))  # a better estimate replaces the first one
-    plans = prepared(experiment)
+    plans = prepared_plans(experiment)
     if on_cluster := experiment.engine == "ray":
         from outliers.runs.cluster import Cluster
     with (
@@ -100,7 +100,7 @@ def show(experiment: Experiment, folder: str | Path, rows: list[dict]) -> "Secti
     return section_of(resolved(type(experiment).view), rows, Context(experiment, Path(folder)))
 
 
-def tried(
+def rows_or_error(
     experiment: Experiment, folder: Path, force: bool, model_cache: "ModelCache", bar: "Progress | None" = None
 ) -> tuple[list[dict], UserError | None]:
     """Run an experiment; return its rows, or no rows and the error."""
@@ -115,7 +115,7 @@ def stored_rows(experiment: Experiment, folder: Path) -> list[dict]:
     return records(rows_of(experiment, index(folder)))
 
 
-def prepared(experiment: Experiment) -> list[CellPlan]:
+def prepared_plans(experiment: Experiment) -> list[CellPlan]:
     """Return the plans of an experiment whose packages are installed, with prepared subjects.
 
     Mistakes in them show here, before a folder is made.
@@ -134,13 +134,13 @@ def fitted(experiment: Experiment, out: str | Path | None, force: bool, model_ca
     """Return the experiment with as many blocks as fit into its `minutes`, see `outliers.runs.budget`."""
     if experiment.minutes is None or experiment.is_fitted:
         return experiment
-    from outliers.runs.budget import fit  # late, for few runs need it
+    from outliers.runs.budget import fit_blocks  # late, for few runs need it
 
     def measure(short: Experiment) -> None:
         with TemporaryDirectory() as folder:
             run(short, folder, model_cache=model_cache)
 
-    return fit(experiment, Path(out or experiment.folder), force, measure)
+    return fit_blocks(experiment, Path(out or experiment.folder), force, measure)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from outliers.subjects.model_cache import ModelCache, check_same_weights
 from outliers.tracing.excerpt import Excerpt, excerpt, features_to_show
 from outliers.tracing.masks import Masks, masks
 from outliers.tracing.requests import STEM, exchange_traces, labels_of, request_of
-from outliers.tracing.result import Trace, merged
+from outliers.tracing.result import Trace, merge_traces
 
 # File names in the folder of the rows.
 EXCERPT, IMATRIX = "excerpt.safetensors", "imatrix.gguf"
@@ -96,7 +96,7 @@ class TraceStore:
         self._arrived[first] = part
         while self.done in self._arrived:  # in the order of the text, so that a saved trace is of its beginning
             part = self._arrived.pop(self.done)
-            self.traces = merged([self.traces, part]) if self.traces else part
+            self.traces = merge_traces([self.traces, part]) if self.traces else part
             for trace in self.traces:
                 trace.labels = self.labels
 

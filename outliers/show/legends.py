@@ -37,7 +37,7 @@ def variant_legend(
     legend(ax, axes, handles, "right upper", legend_columns(entries), labels=labels)
 
 
-def labelled(panels: Iterable[Axes]) -> dict[str, Artist]:
+def labelled_artists(panels: Iterable[Axes]) -> dict[str, Artist]:
     """Return the labelled artists of all panels, by label."""
     return {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
 

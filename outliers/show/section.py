@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from outliers.models.names import short_name
 from outliers.quantization.schemes import BASELINE
-from outliers.show.style import look
+from outliers.show.style import house_style
 from outliers.show.tables import Table, failed_notes, measured_on, values_table, wrapped
 from outliers.show.value import grouped, is_beyond
 
@@ -45,13 +45,13 @@ class Drawing:
     @cached_property
     def svg(self) -> bytes:
         """The figure as SVG, drawn once for its file and for the page."""
-        return drawn(self.figure, "svg")
+        return figure_bytes(self.figure, "svg")
 
 
-def drawn(figure: Figure, kind: str) -> bytes:
+def figure_bytes(figure: Figure, kind: str) -> bytes:
     """Return a figure as the bytes of a PNG or SVG file, identical for identical figures."""
     buffer = io.BytesIO()
-    with look():
+    with house_style():
         figure.savefig(buffer, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else None)
     figure.set_layout_engine("none")  # what was laid out stays there in the next format, and is not searched again
     return buffer.getvalue()

@@ -77,7 +77,7 @@ def your_style() -> Iterator[None]:
 
 
 @contextmanager
-def look() -> Iterator[None]:
+def house_style() -> Iterator[None]:
     """Use matplotlib's defaults with `LOOK` whatever the caller's rcParams are, so that files are the same
     everywhere."""
     with matplotlib.rc_context():
@@ -107,7 +107,7 @@ def figure_function(draw: Draw) -> Draw:
 
     @functools.wraps(draw)
     def drawing(*data, ax: Axes | None = None, **options):
-        with look() if ax is None and not _yours.get() else nullcontext():
+        with house_style() if ax is None and not _yours.get() else nullcontext():
             panels = np.asarray(draw(*data, ax=ax, **options))
         return panels.item() if panels.size == 1 else panels
 

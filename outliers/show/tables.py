@@ -109,13 +109,13 @@ class Table(NamedTuple):
         return text.replace("−", "$-$") if tablefmt.startswith("latex") else text
 
     @property
-    def _columns(self) -> list["Column"]:
+    def _columns(self) -> list["TextColumn"]:
         text = self.headers[: self.names] if isinstance(self.names, int) else self.names
         columns = []
         for header, *cells in zip(self.headers, *self.cells, strict=True):
             if header not in text:  # the minus of a number is a sign, and there is none before a zero
                 cells = [NEGATIVE.sub("−", ZERO.sub("", cell)) for cell in cells]
-            columns.append(Column("left" if header in text else "right", [header, *cells]))
+            columns.append(TextColumn("left" if header in text else "right", [header, *cells]))
         return columns
 
     def with_failed(self, rows: Iterable[Mapping]) -> tuple["Table", list[Mapping]]:
@@ -174,7 +174,7 @@ class Table(NamedTuple):
         return "\n\n".join(_tabulated(part, "simple") for part in _parts(columns, width))
 
 
-class Column(NamedTuple):
+class TextColumn(NamedTuple):
     """A column of a table as text: its alignment ("left" or "right") and its cells, the header first."""
 
     side: str
@@ -186,7 +186,7 @@ class Column(NamedTuple):
         header, *lines = (max(map(len, cell.splitlines()), default=0) for cell in self.cells)
         return max([header + MIN_PADDING, *lines])
 
-    def within(self, width: int) -> "Column":
+    def within(self, width: int) -> "TextColumn":
         """Break the cells into lines of at most this width; return the column unchanged if it fits."""
         if self.width <= width:
             return self
@@ -206,17 +206,17 @@ def _in_lines(text: str, width: int) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _tabulated(columns: Sequence[Column], tablefmt: str) -> str:
+def _tabulated(columns: Sequence[TextColumn], tablefmt: str) -> str:
     headers, *rows = map(list, zip(*(column.cells for column in columns), strict=True))
     sides = [column.side for column in columns]
     return tabulate(rows, headers, tablefmt=tablefmt, disable_numparse=True, colalign=sides)
 
 
-def _width(columns: Sequence[Column]) -> int:
+def _width(columns: Sequence[TextColumn]) -> int:
     return sum(column.width for column in columns) + GAP * (len(columns) - 1)
 
 
-def _with_broken_header(column: Column) -> Column:
+def _with_broken_header(column: TextColumn) -> TextColumn:
     """Break the header into lines no longer than the column's cells or the header's longest word."""
     header, *cells = column.cells
     words = re.findall(r"[^ /-]*[/-]?", header)
@@ -229,7 +229,7 @@ def _with_broken_header(column: Column) -> Column:
     return column._replace(cells=["\n".join(line.rstrip() for line in lines), *cells])
 
 
-def _parts(columns: Sequence[Column], width: int) -> Iterable[Sequence[Column]]:
+def _parts(columns: Sequence[TextColumn], width: int) -> Iterable[Sequence[TextColumn]]:
     """Split columns into groups that fit the width; each group repeats the columns of text on the left."""
     names = [*takewhile(lambda column: column.side == "left", columns)]
     names, part = names if len(names) < len(columns) else [], []

@@ -37,12 +37,12 @@ def fields(draws: Iterable[Sequence[tuple[float, float]]], slope: float = 1) -> 
     by_unit = [
         [tuple(map(math.fsum, zip(*of_unit, strict=True))), len(of_unit)] for of_unit in zip(*draws, strict=True)
     ]
-    sums, counts = ([short(sums[part] / number) for sums, number in by_unit] for part in (0, 1))
+    sums, counts = ([row_digits(sums[part] / number) for sums, number in by_unit] for part in (0, 1))
     error = standard_error(residuals(sums, counts, slope)) if any(counts) else None
     of_text = {} if error is None else {"standard_error": error}
     return of_text | {"unit_sums": sums, "unit_counts": counts}
 
 
-def short(number: float) -> float | int:
+def row_digits(number: float) -> float | int:
     """Round a number to the ten digits that rows keep; a whole one becomes an int."""
     return int(number) if float(number).is_integer() else float(f"{number:{DIGITS}}")

@@ -14,12 +14,12 @@ from outliers.criterion import LOG_PERPLEXITY
 from outliers.quantization.schemes import BASELINE
 from outliers.show.units import FEWEST, residuals, standard_error
 
-Rows = list[dict] | pd.DataFrame  # as `outliers.sweep` and others return them, or as read from rows.parquet
+RowsOrFrame = list[dict] | pd.DataFrame  # as `outliers.sweep` and others return them, or as read from rows.parquet
 CONFIDENCE = 0.95
 DEVIATIONS = 2  # two values differ if so many standard deviations of their difference separate them
 
 
-def records(rows: Rows) -> list[dict]:
+def comparable_rows(rows: RowsOrFrame) -> list[dict]:
     """Return rows as dictionaries, without those that have no comparable number.
 
     Empty cells of a data frame are fields that the row does not have, and are dropped.

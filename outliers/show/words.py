@@ -7,7 +7,7 @@ COUNTS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight"
 NAMED = 6  # longer lists are counted, not named
 TWO_DIGITS = 2  # an error bar has two digits if its leading digit is 1, otherwise one
 MANY = 1  # from a doubling on, a change is written as a factor, not as a percentage
-Names = Callable[[int], str]  # the name of a token by its id, see `outliers.text.tokens`
+TokenNamer = Callable[[int], str]  # the name of a token by its id, see `outliers.text.tokens`
 
 
 def count(number: int) -> str:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from outliers.files import PAGE, write_whole
 from outliers.show.page import page
-from outliers.show.section import Section, drawn
+from outliers.show.section import Section, figure_bytes
 from outliers.show.spreadsheet import to_csv
 from outliers.show.tables import Table
 
@@ -36,7 +36,7 @@ def files_of(section: Section) -> dict[str, Callable[[], str | bytes]]:
     files |= {name: partial(str, text) for name, text in section.files.items()}
     for drawing in section.drawings:
         files[f"{drawing.name}.svg"] = partial(getattr, drawing, "svg")
-        files[f"{drawing.name}.png"] = partial(drawn, drawing.figure, "png")
+        files[f"{drawing.name}.png"] = partial(figure_bytes, drawing.figure, "png")
     return files
 
 

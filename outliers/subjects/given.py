@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.config.experiment import Experiment
-from outliers.models.stream import apart, is_streamed
+from outliers.models.stream import is_streamed, separate_layers
 from outliers.subjects.cell import Cell, Subject
 from outliers.subjects.model_cache import ModelCache
 
@@ -17,7 +17,7 @@ class Given(Subject):
     revision, of_variants = None, True
 
     def __init__(self, model: PreTrainedModel, blocks: Sequence[torch.Tensor]):
-        self.loaded, self.blocks, self.config = apart(model), blocks, model.config
+        self.loaded, self.blocks, self.config = separate_layers(model), blocks, model.config
         self.model = self.name = model.config.name_or_path or type(model).__name__
         dtype = str(model.dtype).removeprefix("torch.")
         self.experiment = Experiment.model_construct(stream=is_streamed(model), dtype=dtype)

@@ -196,7 +196,7 @@ class ModelCache:
         if any(not torch.equal(known.blocks, read_ids(blocks)) for known in self._calibrations.values()):
             self._calibrations.clear()
         calibration = self._calibrations.get(prefix.name)
-        if calibration is None or not self._needing <= calibration.kept or (keys and not calibration.keys):
+        if calibration is None or not self._needing <= calibration.complete or (keys and not calibration.keys):
             with prefix.on(self._loaded[0]) as model:
                 exact = quantize(model, BASELINE)
                 self._calibrations[prefix.name] = calibration = collect(exact, blocks, self._needing, keys)

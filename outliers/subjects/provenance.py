@@ -66,13 +66,13 @@ def code_hash() -> str:
         known, code = PARSED.read_text().split()
         if known == contents:
             return code
-    code = hash_of(places)
+    code = hash_files(places)
     with suppress(UserError):  # the folder of the package is not writable
         write_whole(PARSED, f"{contents} {code}")
     return code
 
 
-def hash_of(places: list[Path]) -> str:
+def hash_files(places: list[Path]) -> str:
     """Return the hash of files and folders that `code_hash` describes."""
     digest = hashlib.sha256()
     for name, content in _sources(places):
@@ -115,7 +115,7 @@ class Spent:
     peaks: list[int] = field(default_factory=list)  # bytes on each GPU, or of the process
     fields: dict = field(default_factory=dict)
 
-    def see(self) -> None:
+    def update(self) -> None:
         """Update the peak memory with the high-water marks since their last reset."""
         if _gpus(self.device):  # a model that is spread over all names the first one as its device
             now = [torch.cuda.max_memory_allocated(number) for number in range(torch.cuda.device_count())]
@@ -148,9 +148,9 @@ def measuring(device: str | torch.device) -> Iterator[Spent]:
     start, over = time.perf_counter(), threading.Event()
     with _lock:
         for other in _measuring:
-            other.see()
+            other.update()
         spent = Spent(device, sampled=not _reset() and not _gpus(device))
-        spent.see()
+        spent.update()
         _measuring.append(spent)
     if spent.sampled:
         threading.Thread(target=_sample, args=(spent, over), daemon=True).start()
@@ -159,13 +159,13 @@ def measuring(device: str | torch.device) -> Iterator[Spent]:
     finally:
         over.set()
         with _lock:
-            spent.see()
+            spent.update()
             _measuring.remove(spent)
     seconds = round(time.perf_counter() - start, 3)
     spent.fields = environment(device) | {"wall_seconds": seconds, "peak_memory_bytes": sum(spent.peaks)}
 
 
-def joined(parts: list[dict]) -> dict:
+def joined_provenance(parts: list[dict]) -> dict:
     """Merge the provenance of parts of a measurement, perhaps of several machines, into the fields of its row.
 
     Seconds are added, and the largest memory counts. Other fields that differ list all values: "AMD EPYC, 2 cores,
@@ -194,7 +194,7 @@ def _reset() -> bool:
 def _sample(spent: Spent, over: threading.Event) -> None:
     while not over.wait(SECONDS_BETWEEN_SAMPLES):
         with _lock:
-            spent.see()
+            spent.update()
 
 
 @cache

@@ -107,6 +107,6 @@ class TrainingRun(Subject):
 
 @functools.cache
 def _prepared(c4: str, wikitext: str, work: str) -> "Corpus":
-    from outliers.trainer.corpus import prepare
+    from outliers.trainer.corpus import prepare_corpus
 
-    return prepare(Path(c4), Path(wikitext), Path(work))
+    return prepare_corpus(Path(c4), Path(wikitext), Path(work))

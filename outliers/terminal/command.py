@@ -20,7 +20,7 @@ from typer import BadParameter, Option
 
 from outliers.errors import UserError
 from outliers.terminal.interrupt import ending_alike
-from outliers.terminal.printing import is_line, printing, say
+from outliers.terminal.printing import is_line, print_to_stderr, printing
 
 # transformers imports torchao if it is installed; torchao then warns of kernels for other devices, torch of it.
 NOISY = ("torchao", "torch.utils._pytree")
@@ -36,7 +36,7 @@ DryRun = Annotated[
 Debug = Annotated[bool, Option("--debug", help="Show the traceback of an error, with the messages of libraries.")]
 
 
-def run(command) -> None:
+def run_command(command) -> None:
     """Run a command function with the process's arguments; exit with 2 after a mistake, with 130 after Ctrl-C."""
     with reporting_mistakes(), warnings.catch_warnings():
         logger = logging.getLogger("outliers")
@@ -50,13 +50,14 @@ def run(command) -> None:
                 raise UserError("an argument is empty (''); expected a value, or leave its option out")
             if not is_line(argument):
                 raise UserError(f"argument '{argument}' holds bytes that are no text; expected UTF-8 in one line")
-        app_of(command)(prog_name=shlex.join(called(command.__name__)), standalone_mode=False)
+        app_of(command)(prog_name=shlex.join(invocation(command.__name__)), standalone_mode=False)
 
 
 def app_of(command: Callable) -> typer.Typer:
     """Return the Typer app of a function, whose annotations are its options, all of them optional."""
     name = command.__name__
-    help_text = (command.__doc__ or "").replace(f"python -m outliers.{name}", shlex.join(called(name)))  # its examples
+    of_examples = shlex.join(invocation(name))
+    help_text = (command.__doc__ or "").replace(f"python -m outliers.{name}", of_examples)
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
     app.command(help=help_text)(_with_debug(command))
     return app
@@ -87,10 +88,10 @@ def reporting_mistakes() -> Iterator[None]:
         try:
             yield
         except UsageError as error:
-            say(f"error: {UserError(error.format_message())}")
+            print_to_stderr(f"error: {UserError(error.format_message())}")
             sys.exit(2)
         except UserError as error:
-            say(f"error: {error}")
+            print_to_stderr(f"error: {error}")
             sys.exit(error.code)
 
 
@@ -147,11 +148,11 @@ def models_of(entries: Iterable[str]) -> list[str]:
     return [part for entry in entries for part in ([entry] if os.path.exists(entry) else entry.split(",")) if part]
 
 
-def called(command: str) -> list[str]:
+def invocation(command: str) -> list[str]:
     """Return how the user calls a command: as a Python module, or with the script `outliers`."""
     return ["outliers", command] if Path(sys.argv[0]).stem == "outliers" else ["python", "-m", f"outliers.{command}"]
 
 
 def typed(command: str) -> str:
     """Return the line that the user typed to run a command."""
-    return shlex.join([*called(command), *sys.argv[1:]])
+    return shlex.join([*invocation(command), *sys.argv[1:]])

@@ -63,7 +63,7 @@ def printing() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
         if isinstance(error, BrokenPipeError):
             sys.exit(1)
-        say(f"error: cannot write to standard output ({error.strerror or error}); print to another file")
+        print_to_stderr(f"error: cannot write to standard output ({error.strerror or error}); print to another file")
         sys.exit(2)
 
 
@@ -75,7 +75,7 @@ def _is_closed(stream: TextIO) -> bool:
     return False
 
 
-def say(line: str) -> None:
+def print_to_stderr(line: str) -> None:
     """Print a line to standard error; a closed one is ignored."""
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)

@@ -103,12 +103,12 @@ class Progress(tqdm):
         self.marked = self.clock(), self.made
 
     def begin(self, steps: int) -> None:
-        """Begin a number of steps at once, whose progress `see` reports."""
+        """Begin a number of steps at once, whose progress `advance` reports."""
         if self.together > 1:
             self.update(self.together)
         self.together = steps
 
-    def see(self, share: float) -> None:
+    def advance(self, share: float) -> None:
         """Set the finished share of the steps that are running."""
         self.inside = min(share, 1.0) * self.together
         self._mark()
@@ -208,7 +208,7 @@ def over(things: Iterable[Thing], description: str) -> Iterator[Thing]:
             yield thing
             bar.update()
             if _open[0] is not bar:
-                _open[0].see(number / len(things))
+                _open[0].advance(number / len(things))
 
 
 def with_bar(function: Function) -> Function:

@@ -20,7 +20,7 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 from outliers.errors import UserError, unknown_name
 from outliers.files import check_file
 from outliers.models import source
-from outliers.models.source import SECONDS_FOR_THE_HUB, check_cache
+from outliers.models.source import SECONDS_FOR_THE_HUB, check_hub_cache
 
 HUB = {  # texts of the hub: repository, subset and split
     "c4": ("allenai/c4", "en", "validation"),
@@ -181,7 +181,7 @@ def find_named(name: str) -> NamedText:
     raise unknown_name("text", name, TEXTS, "or the path of a .txt, .txt.gz or .jsonl file")
 
 
-def ask_hub(repository: str) -> None:
+def reach_data_set(repository: str) -> None:
     """Raise the hub client's error if a data set cannot be reached; in offline mode, if it is not in the cache.
 
     Without network, `datasets` retries for half a minute; one request with a time limit finds out at once.
@@ -206,16 +206,16 @@ def check_text(name: object) -> None:
     if isinstance(name, str) and name:
         find_named(name)
     if isinstance(name, str) and name in HUB:
-        check_cache()
+        check_hub_cache()
         with _reaching(HUB[name][0]):
-            ask_hub(HUB[name][0])
+            reach_data_set(HUB[name][0])
 
 
 def _from_hub(repository: str, subset: str, split: str, streaming: bool):
     import datasets
 
     with _reaching(repository):
-        ask_hub(repository)
+        reach_data_set(repository)
         return datasets.load_dataset(repository, subset, split=split, streaming=streaming)
 
 
@@ -224,7 +224,7 @@ def data_set(name: str, splits: tuple[str, ...]):
     import datasets
 
     with _reaching(name):
-        ask_hub(name)
+        reach_data_set(name)
         there = datasets.get_dataset_split_names(name)
         split = next((candidate for candidate in splits if candidate in there), there[0])
         return datasets.load_dataset(name, split=split, streaming=True)

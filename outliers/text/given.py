@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from outliers.errors import UserError
 from outliers.text.documents import SURROGATE
-from outliers.text.templates import write
+from outliers.text.templates import write_conversation
 
 EXPECTED = "strings, lists of token ids, or conversations (lists of messages)"
 LONGEST_REASON = 300  # characters of a template's error
@@ -99,7 +99,9 @@ def conversation_text(conversation: Conversation, tokenizer: PreTrainedTokenizer
             "tokenizer.chat_template, or take the tokenizer of a model that was trained to chat"
         )
     try:
-        text, reason = write(tokenizer.get_chat_template(), conversation.messages, tokenizer.special_tokens_map)
+        text, reason = write_conversation(
+            tokenizer.get_chat_template(), conversation.messages, tokenizer.special_tokens_map
+        )
     except ValueError as error:  # from transformers, of several templates without a default
         text, reason = None, str(error)
     if text is None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from outliers.errors import UserError
-from outliers.text.documents import ask_hub
+from outliers.text.documents import reach_data_set
 
 FOLDER = Path(__file__).parent / "tasks"
 LOCAL_TASKS = tuple(sorted(file.stem for file in FOLDER.glob("*.yaml")))
@@ -19,7 +19,7 @@ def check_task(name: str) -> None:
     """Raise UserError if the data of a task of Figure 1 cannot be reached, before slow imports; other names pass."""
     if name in FIGURE1_TASKS:
         try:
-            ask_hub(FIGURE1_TASKS[name])
+            reach_data_set(FIGURE1_TASKS[name])
         except Exception as error:  # each version of the hub's client raises its HTTP library's own errors
             raise no_data(name, FIGURE1_TASKS[name], error) from None
 

@@ -30,7 +30,7 @@ class Written(NamedTuple):
     reason: str = ""
 
 
-def write(template: str, messages: Sequence[Mapping], tokens: Mapping[str, str]) -> Written:
+def write_conversation(template: str, messages: Sequence[Mapping], tokens: Mapping[str, str]) -> Written:
     """Return a conversation as a chat template writes it, without a prompt for a further answer.
 
     tokens: the tokenizer's special tokens by role, which templates may name.

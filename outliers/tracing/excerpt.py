@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from outliers.errors import UserError, reason_of
 from outliers.files import check_file, write_whole
-from outliers.models.anatomy import readers
+from outliers.models.anatomy import state_readers
 from outliers.models.anatomy.examples import Block, Example
 from outliers.models.anatomy.stack_views import stack_view
 from outliers.models.decoder import inference, run_decoder
@@ -122,7 +122,7 @@ def excerpt(
     with input_hooks(
         [
             reader
-            for reader in readers(model)
+            for reader in state_readers(model)
             if reader.place[1] in features and reader.layer in view.layers and reader.expert is None
         ],
         keep,

@@ -15,7 +15,7 @@ from outliers.criterion import LAYERS, MASSIVE, MASSIVE_RATIO, POSITIONS, RESIDU
 from outliers.errors import UserError
 from outliers.files import write_whole
 from outliers.models.anatomy import features_of, ids_of, layers_of
-from outliers.models.anatomy.names import names_of
+from outliers.models.anatomy.names import state_names
 from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import hooks
 from outliers.models.load import weights_hash
@@ -93,7 +93,7 @@ def masks(
     Example:
         >>> masks = outliers.masks(model, blocks, outliers.trace(model, blocks, alpha=3))
     """
-    names, blocks = names_of(model, "transformerlens"), list(sequences(blocks, attention_mask))
+    names, blocks = state_names(model, "transformerlens"), list(sequences(blocks, attention_mask))
     if not blocks:
         raise UserError("no blocks to mark; expected at least one")
     trace = trace or trace_of(model, blocks, STREAM, attention=False)

@@ -26,7 +26,7 @@ from outliers.errors import UserError, first_of, shown
 from outliers.tracing import tokens
 from outliers.tracing.frame import Frame
 from outliers.tracing.sketch import KEYED, quantiles, unpack_keys
-from outliers.tracing.statistics import BY_POSITION, ON_STREAM, STREAM, combine, states_of_tokens, views
+from outliers.tracing.statistics import BY_POSITION, ON_STREAM, STREAM, combine, states_of_tokens, united_roles
 
 PLACE = ["feature", "position", "token"]
 NAMED = 8  # outlier features in the printed form of a trace
@@ -173,7 +173,7 @@ class Trace:
                 raise UserError(f"cannot merge traces whose {what} are {shown(mine)} and {shown(theirs)}")
         merged = {name: combine(name, self.statistics[name], other.statistics[name]) for name in self._shapes()}
         if self.names:
-            merged |= tokens.merged(self.statistics, other.statistics)
+            merged |= tokens.merge_token_statistics(self.statistics, other.statistics)
         sizes = {"block": max(self.block, other.block), "sequences": self.sequences + other.sequences}
         both = {"statistics": merged, "sketch": self.sketch + other.sketch, "labels": self.labels | other.labels}
         return replace(self, **sizes, **both, names=self.names | other.names)
@@ -195,14 +195,14 @@ class Trace:
         """
         from outliers.tracing import store  # late, because it imports pyarrow and pydantic; so in `load`
 
-        store.write(Path(f"{stem}.safetensors"), json.dumps(self._header()), self.statistics, self.sketch)
+        store.write_trace(Path(f"{stem}.safetensors"), json.dumps(self._header()), self.statistics, self.sketch)
 
     def _header(self) -> dict:
         from outliers.tracing import store
 
         absent = {name for name in ("experts", "widths") if not getattr(self, name)}
         absent |= set() if self.stack else {"stack", "first_layer"}
-        return {name: getattr(self, name) for name in store.Header.model_fields if name not in absent}
+        return {name: getattr(self, name) for name in store.TraceHeader.model_fields if name not in absent}
 
     @classmethod
     def load(cls, stem: str | Path) -> "Trace":
@@ -213,7 +213,7 @@ class Trace:
         """
         from outliers.tracing import store
 
-        header, statistics, sketch = store.read(Path(f"{stem}.safetensors"))
+        header, statistics, sketch = store.read_trace(Path(f"{stem}.safetensors"))
         return cls(**dict(header), statistics=statistics, sketch=sketch)
 
     def save_imatrix(self, path: str | Path, floor: float = DEAD) -> None:
@@ -356,13 +356,13 @@ class Trace:
         Raises:
             UserError: the roles were not traced, or not together.
         """
-        view = self._check_view(roles)
+        united = self._united(roles)
         if by is None:
-            table = self._features_of(view)
+            table = self._features_of(united)
         elif by == "role":
-            table = pd.concat([self._features_of((role,)).assign(role=role) for role in view])
+            table = pd.concat([self._features_of((role,)).assign(role=role) for role in united])
         elif by == "layer":
-            table = pd.concat([self._features_in_layers(role) for role in view])
+            table = pd.concat([self._features_in_layers(role) for role in united])
         else:
             raise UserError(f"features by '{by}'; expected by None, 'role' or 'layer'")
         places = [column for column in ("feature", "layer", "role") if column in table]
@@ -388,33 +388,33 @@ class Trace:
         table = self.features(roles, by)
         return Frame(table[table["feature"].isin(outliers["feature"])].reset_index(drop=True))
 
-    def _check_view(self, roles: Iterable[str]) -> tuple[str, ...]:
+    def _united(self, roles: Iterable[str]) -> tuple[str, ...]:
         given = {roles} if isinstance(roles, str) else set(roles)
-        view = tuple(role for role in self.roles if role in given)
+        united = tuple(role for role in self.roles if role in given)
         default = given == set(STREAM)  # a trace may lack one of these
         if default and self.cross:
-            view = self.roles
-        if view not in views(self.roles) or not (default or given <= set(self.roles)):
-            known = ", ".join("+".join(view) for view in views(self.roles))
+            united = self.roles
+        if united not in united_roles(self.roles) or not (default or given <= set(self.roles)):
+            known = ", ".join("+".join(united) for united in united_roles(self.roles))
             raise UserError(f"no statistics of the roles {', '.join(sorted(given))} together; this trace has {known}")
-        return view
+        return united
 
-    def _features_of(self, view: tuple[str, ...]) -> pd.DataFrame:
-        having = [self.layers_with(role) for role in view]
+    def _features_of(self, united: tuple[str, ...]) -> pd.DataFrame:
+        having = [self.layers_with(role) for role in united]
         layers = set().union(*having)
-        of_view, hits = "+".join(view), sum(self.statistics[f"{role}.hits"].sum(0) for role in view)
+        of_united, hits = "+".join(united), sum(self.statistics[f"{role}.hits"].sum(0) for role in united)
         columns = {
-            "layers": self.statistics[f"{of_view}.layers_hit"].double() / (len(layers) * self.sequences),
-            "positions": self.statistics[f"{of_view}.positions_hit"].double() / self.positions,
+            "layers": self.statistics[f"{of_united}.layers_hit"].double() / (len(layers) * self.sequences),
+            "positions": self.statistics[f"{of_united}.positions_hit"].double() / self.positions,
             "positions_mean": hits.double() / (sum(map(len, having)) * self.positions),
             "hits": hits,
         }
-        low = torch.stack([self.statistics[f"{role}.min"].amin(0) for role in view]).amin(0)
-        high = torch.stack([self.statistics[f"{role}.max"].amax(0) for role in view]).amax(0)
+        low = torch.stack([self.statistics[f"{role}.min"].amin(0) for role in united]).amin(0)
+        high = torch.stack([self.statistics[f"{role}.max"].amax(0) for role in united]).amax(0)
         columns |= {"one_sided": self._one_sided(low, high)}
         table = pd.DataFrame({name: value.numpy() for name, value in columns.items()}).rename_axis("feature")
         largest = torch.maximum(-low, high)
-        return self._with_quartiles(table, view).assign(max=largest.numpy()).reset_index()
+        return self._with_quartiles(table, united).assign(max=largest.numpy()).reset_index()
 
     def _features_in_layers(self, role: str) -> pd.DataFrame:
         hits = self.statistics[f"{role}.hits"]
@@ -452,11 +452,11 @@ class Trace:
     def _one_sided(self, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
         return (high >= self.alpha) ^ (low <= -self.alpha)
 
-    def _with_quartiles(self, table: pd.DataFrame, view: tuple[str, ...]) -> pd.DataFrame:
-        """Add the quartiles of a view's hit values to a table whose index names their groups."""
+    def _with_quartiles(self, table: pd.DataFrame, united: tuple[str, ...]) -> pd.DataFrame:
+        """Add the quartiles of the hit values of united roles to a table whose index names their groups."""
         keys, counts = np.array(sorted(self.sketch.items()), np.int64).reshape(-1, 2).T
         values = pd.DataFrame({**unpack_keys(keys), "count": counts})
-        values = values[values["role"].isin([KEYED.index(role) for role in view if role in KEYED])]
+        values = values[values["role"].isin([KEYED.index(role) for role in united if role in KEYED])]
         quartiles = quantiles(values, list(table.index.names), QUARTILES)
         # a bucket's estimate may be up to 1 % below alpha, but a hit is not
         return table.join(np.sign(quartiles) * quartiles.abs().clip(lower=self.alpha))
@@ -549,7 +549,7 @@ class Trace:
 
     def _with_names(self, table: pd.DataFrame) -> Frame:
         if self.names:
-            texts = [tokens.name_of(token, self.names) for token in table["token"]]
+            texts = [tokens.token_name(token, self.names) for token in table["token"]]
             table.insert(table.columns.get_loc("token") + 1, "token_text", texts)
         return Frame(table)
 
@@ -583,6 +583,6 @@ class Trace:
         return self.statistics[f"attention.{name}"]
 
 
-def merged(parts: Iterable[list[Trace]]) -> list[Trace]:
+def merge_traces(parts: Iterable[list[Trace]]) -> list[Trace]:
     """Merge the traces of parts of a text, separately for each view of the model."""
     return [reduce(Trace.merge, of_view) for of_view in zip(*parts, strict=True)]

@@ -8,11 +8,11 @@ from transformers import PreTrainedModel
 
 from outliers.criterion import of_transformerlens
 from outliers.errors import UserError
-from outliers.models.anatomy import decoder_layers, readers
+from outliers.models.anatomy import decoder_layers, state_readers
 from outliers.models.anatomy.examples import Block
 from outliers.models.decoder import in_eval_mode, run_decoder, under
 from outliers.models.hooks import RESIDUAL, hooks
-from outliers.models.stream import AS_IT_IS, Variant, Watched, apart, is_streamed
+from outliers.models.stream import AS_IT_IS, Variant, WatchedVariant, is_streamed, separate_layers
 from outliers.text.blocks import sequences
 
 
@@ -51,14 +51,14 @@ def hidden_states(
         >>> first.shape[0]
         64
     """
-    model = apart(model)
+    model = separate_layers(model)
     layer, role = (isinstance(layer, str) and of_transformerlens(layer)) or (layer, role)
     count = len(decoder_layers(model))
     if layer not in range(count):
         raise UserError(f"layer {layer} of a model with {count}; expected 0 to {count - 1}")
     with hooks(model, lambda *_state: None, [role], [layer]):
         pass  # reports a missing role now, not when the first state is computed
-    if any(part.expert is not None and part.role == role for part in readers(model, layer)):
+    if any(part.expert is not None and part.role == role for part in state_readers(model, layer)):
         raise UserError(
             f"each expert of layer {layer} reads a state of its own in role {role}, of the tokens that chose it; use "
             "outliers.hooks, which meets them one after the other"
@@ -91,7 +91,7 @@ def _run_as_far_as(
     def hooks_on(changed: PreTrainedModel, only: int | None) -> AbstractContextManager:
         return hooks(changed, keep, [role], [layer]) if only in (None, layer) else nullcontext()
 
-    watched = Watched(variant, hooks_on)
+    watched = WatchedVariant(variant, hooks_on)
     with torch.no_grad(), in_eval_mode(model), suppress(_Reached), under(model, watched) as (changed, left):
         for _done in run_decoder(changed, blocks, begin, left):
             pass

@@ -14,10 +14,10 @@ SKETCHED = (*PAPER, *CROSS)
 # The dimension of positions, for statistics by position up to the end of the longest sequence.
 BY_POSITION = {"magnitude": 0, "massive_positions": 0, "sequences": 0, "sinks": 1}
 
-Table = dict[str, tuple[torch.dtype, Iterable]]
+StatisticTypes = dict[str, tuple[torch.dtype, Iterable]]
 
 
-def _of_layers(table: dict[str, tuple]) -> Table:
+def _of_layers(table: dict[str, tuple]) -> StatisticTypes:
     return {
         name: (dtype, ("L", *("h" if size == states.FEATURES else size for size in shape)))
         for name, (shape, dtype, _) in table.items()
@@ -27,7 +27,7 @@ def _of_layers(table: dict[str, tuple]) -> Table:
 # Statistic: dtype and shape (L layers, T positions, h features of the state, E experts, u units of each, s features of
 # the state that they read, X experts of all layers, V token ids, n of them that occurred).
 OF_ROLE, OF_STREAM = _of_layers(states.STATISTICS), {"magnitude": (torch.float64, "Th")}
-OF_VIEW = dict.fromkeys(("layers_hit", "positions_hit"), (torch.int64, "h"))
+OF_UNITED = dict.fromkeys(("layers_hit", "positions_hit"), (torch.int64, "h"))
 OF_RESIDUAL = _of_layers(states.RESIDUAL) | {
     "massive_positions": (torch.int64, "T"),
     "massive_tokens": (torch.int64, "V"),
@@ -51,7 +51,7 @@ OF_CARRIERS = {
 }
 
 
-def views(roles: Iterable[str]) -> list[tuple[str, ...]]:
+def united_roles(roles: Iterable[str]) -> list[tuple[str, ...]]:
     """Return the sets of roles over which hits are united: each role, and the roles that share the residual stream's
     features."""
     together = tuple(role for role in STREAM if role in roles)
@@ -64,12 +64,12 @@ def states_of_tokens(roles: Iterable[str]) -> list[str]:
     return [state for state in ("+".join(role for role in ON_STREAM if role in roles), "residual") if state]
 
 
-def tables_of(roles: Iterable[str], attention: bool, tokens: bool, experts: bool) -> dict[str, Table]:
+def tables_of(roles: Iterable[str], attention: bool, tokens: bool, experts: bool) -> dict[str, StatisticTypes]:
     """Return the statistics of each state of a trace."""
     tables = {role: OF_ROLE | (OF_STREAM if role in ON_STREAM else {}) for role in roles}
     tables |= {"residual": OF_RESIDUAL, "text": OF_TEXT} | ({"attention": OF_ATTENTION} if attention else {})
     tables |= ({"tokens": OF_TOKENS} if tokens else {}) | ({"experts": OF_EXPERTS} if experts else {})
-    more = [("+".join(view), OF_VIEW) for view in views(roles)]
+    more = [("+".join(united), OF_UNITED) for united in united_roles(roles)]
     more += [(state, OF_CARRIERS) for state in states_of_tokens(roles) if tokens]
     for state, table in more:
         tables[state] = tables.get(state, {}) | table

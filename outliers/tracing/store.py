@@ -29,17 +29,17 @@ def _checked_name(text: str) -> str:
     return text
 
 
-State = Annotated[str, Field(pattern=rf"^({'|'.join(ROLES)})( [1-9][0-9]{{0,2}})?$")]
+StateName = Annotated[str, Field(pattern=rf"^({'|'.join(ROLES)})( [1-9][0-9]{{0,2}})?$")]
 Module = Annotated[str, Field(pattern=r"^[\w.-]+$")]
 
 
-class Header(BaseModel):
+class TraceHeader(BaseModel):
     """The fields of a trace beside its statistics and its sketch, see `outliers.tracing.result.Trace`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    roles: Annotated[tuple[State, ...], Field(min_length=1)]
+    roles: Annotated[tuple[StateName, ...], Field(min_length=1)]
     block: Annotated[int, Field(ge=2)]
     sequences: PositiveInt
     heads: NonNegativeInt
@@ -49,23 +49,23 @@ class Header(BaseModel):
     names: dict[NonNegativeInt, tuple[Annotated[str, AfterValidator(_checked_name)], Literal[TYPES[1:]]]] = {}
     architecture: str = ""
     experts: NonNegativeInt = 0
-    modules: dict[State | Literal[RESIDUAL], list[list[Module]]] = {}
-    widths: dict[State, list[NonNegativeInt]] = {}
+    modules: dict[StateName | Literal[RESIDUAL], list[list[Module]]] = {}
+    widths: dict[StateName, list[NonNegativeInt]] = {}
 
 
-def write(path: Path, header: str, statistics: dict[str, torch.Tensor], sketch: Counter) -> None:
+def write_trace(path: Path, header: str, statistics: dict[str, torch.Tensor], sketch: Counter) -> None:
     """Write the header, the statistics, and the sketch: its keys in ascending order and their counts, int64 (keys,)."""
     keys = torch.tensor(sorted(sketch), dtype=torch.int64)
     counts = torch.tensor([sketch[key] for key in keys.tolist()], dtype=torch.int64)
     write_whole(path, save(statistics | {KEYS: keys, COUNTS: counts}, {"trace": header}))
 
 
-def read(path: Path) -> tuple[Header, dict[str, torch.Tensor], Counter]:
-    """Read what `write` wrote; raise UserError if the file is missing, damaged, or does not fit the schema."""
+def read_trace(path: Path) -> tuple[TraceHeader, dict[str, torch.Tensor], Counter]:
+    """Read what `write_trace` wrote; raise UserError if the file is missing, damaged, or does not fit the schema."""
     try:
         check_file(path)
         with safe_open(path, "pt") as file:
-            header = Header.model_validate_json((file.metadata() or {})["trace"])
+            header = TraceHeader.model_validate_json((file.metadata() or {})["trace"])
             statistics = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
         if KEYS not in statistics:
             hits = sum(int(value.sum()) for name, value in statistics.items() if name.endswith(".hits"))
@@ -92,7 +92,7 @@ def _read_earlier_sketch(path: Path, most: int) -> dict[str, torch.Tensor]:
     return {KEYS: pack_keys(*columns), COUNTS: counts}
 
 
-def check_statistics(header: Header, statistics: dict[str, torch.Tensor]) -> None:
+def check_statistics(header: TraceHeader, statistics: dict[str, torch.Tensor]) -> None:
     """Raise ValueError if a statistic is missing, unknown, of another dtype or shape, or out of range."""
     tables = tables_of(header.roles, bool(header.heads), bool(header.names), bool(header.experts))
     expected = {f"{state}.{name}" for state, table in tables.items() for name in table}

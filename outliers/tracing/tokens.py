@@ -21,8 +21,8 @@ EXTREMES = ("strongest", "weakest")
 SUMS = ("positions", "token_sum", "token_max")
 STATISTICS = ("ids", *SUMS, *EXTREMES, *(f"{extreme}_at" for extreme in EXTREMES))
 
-Statistics = dict[str, torch.Tensor]
-Names = Mapping[int, tuple[str, str]]  # token id: its text and its type
+TokenStatistics = dict[str, torch.Tensor]
+TokenNames = Mapping[int, tuple[str, str]]  # token id: its text and its type
 
 
 class TokenSums:
@@ -36,8 +36,8 @@ class TokenSums:
         self.vocabulary, self.count = vocabulary, 0
         self.rows: torch.Tensor | None = None  # row of each token id, or -1
         self.occurred: torch.Tensor | None = None  # whether each token id occurred, also at position 0
-        self.by_row: Statistics = {}  # a row per token, of which `count` are in use
-        self.places: Statistics = {}
+        self.by_row: TokenStatistics = {}  # a row per token, of which `count` are in use
+        self.places: TokenStatistics = {}
 
     def add(self, ids: torch.Tensor, magnitudes: Mapping[str, torch.Tensor]) -> None:
         """Add a sequence: its token ids (T,), int64, and by state magnitudes (T, features), float32, all on one
@@ -59,7 +59,7 @@ class TokenSums:
     def seen(self) -> list[int]:
         return self.occurred.nonzero()[:, 0].tolist()
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> TokenStatistics:
         """Return the statistics of all sequences in host memory, see `outliers.tracing.result.Trace`."""
         ids = (self.rows >= 0).nonzero()[:, 0]
         by_token = {name: value[self.rows[ids]] for name, value in self.by_row.items()}
@@ -138,7 +138,7 @@ def _ordered_by_context(best: torch.Tensor, order: torch.Tensor, at: torch.Tenso
     return best.gather(1, places)
 
 
-def merged(first: Statistics, second: Statistics) -> Statistics:
+def merge_token_statistics(first: TokenStatistics, second: TokenStatistics) -> TokenStatistics:
     ids = torch.cat([first["tokens.ids"], second["tokens.ids"]]).unique()
     statistics = {"tokens.ids": ids}
     rows = torch.searchsorted(ids, second["tokens.ids"])
@@ -159,17 +159,17 @@ def merged(first: Statistics, second: Statistics) -> Statistics:
     return statistics
 
 
-def name_of(token: int, names: Names) -> str:
+def token_name(token: int, names: TokenNames) -> str:
     """Return the text of a token, or its number if it has none."""
     return names[token][0] if token in names else f"#{token}"
 
 
-def before_patches(names: Names) -> list[str]:
+def before_patches(names: TokenNames) -> list[str]:
     """Return the names of the positions before the patches of a picture, in order."""
     return [name for _, (name, kind) in sorted(names.items()) if kind in (CLASS, REGISTER)]
 
 
-def patch_grid(names: Names) -> tuple[int, int]:
+def patch_grid(names: TokenNames) -> tuple[int, int]:
     """Return the numbers of rows and columns of patches.
 
     Raises:
@@ -182,7 +182,7 @@ def patch_grid(names: Names) -> tuple[int, int]:
     return max(rows) + 1, max(columns) + 1
 
 
-def by_token(statistics: Statistics, state: str, feature: int, names: Names) -> pd.DataFrame:
+def by_token(statistics: TokenStatistics, state: str, feature: int, names: TokenNames) -> pd.DataFrame:
     """Return one row per token, the strongest first; position 0 is a row of its own, with any token."""
     ids, positions = statistics["tokens.ids"].numpy(), statistics["tokens.positions"].numpy()
     sums, largest = (statistics[f"{state}.{name}"][:, feature].numpy() for name in ("token_sum", "token_max"))
@@ -202,7 +202,7 @@ def by_token(statistics: Statistics, state: str, feature: int, names: Names) -> 
     return table.sort_values(["mean", "token"], ascending=[False, True], ignore_index=True)
 
 
-def by_type(statistics: Statistics, state: str, feature: int, names: Names) -> pd.DataFrame:
+def by_type(statistics: TokenStatistics, state: str, feature: int, names: TokenNames) -> pd.DataFrame:
     """Return one row per type of tokens that occurred, in the order of `TYPES`."""
     table = by_token(statistics, state, feature, names)
     table["mean"] *= table["share"]
@@ -211,7 +211,7 @@ def by_type(statistics: Statistics, state: str, feature: int, names: Names) -> p
     return groups.reindex([kind for kind in TYPES if kind in groups.index]).reset_index()
 
 
-def by_position(statistics: Statistics, state: str, feature: int, names: Names) -> pd.DataFrame:
+def by_position(statistics: TokenStatistics, state: str, feature: int, names: TokenNames) -> pd.DataFrame:
     """Return one row per strongest and weakest position, the strongest first, with its context."""
     rows = []
     for extreme in EXTREMES:
@@ -219,11 +219,11 @@ def by_position(statistics: Statistics, state: str, feature: int, names: Names) 
         for magnitude, (position, *window) in zip(*places, strict=True):
             if magnitude >= 0:
                 token = window[BEFORE]
-                rows.append((extreme, magnitude, position, token, name_of(token, names), context_of(window, names)))
+                rows.append((extreme, magnitude, position, token, token_name(token, names), context_of(window, names)))
     return pd.DataFrame(rows, columns=["extreme", "magnitude", "position", "token", "token_text", "context"])
 
 
-def context_of(window: list[int], names: Names) -> str:
+def context_of(window: list[int], names: TokenNames) -> str:
     """Return the text of a window in one line, its own token between « and »."""
     texts = [_unquoted(names[token][0]) if token in names else "" for token in window]
     if names[window[BEFORE]][1] in (REGISTER, PATCH):  # these names have no spaces of their own
@@ -241,7 +241,9 @@ def _unquoted(name: str) -> str:
 BY = {"token": by_token, "type": by_type, "position": by_position}
 
 
-def table_of(statistics: Statistics, states: list[str], names: Names, feature: int, by: str, role: str) -> pd.DataFrame:
+def table_of(
+    statistics: TokenStatistics, states: list[str], names: TokenNames, feature: int, by: str, role: str
+) -> pd.DataFrame:
     """Return the table of `outliers.tracing.result.Trace.tokens`."""
     if not names:
         raise UserError("the trace does not know which tokens carry a feature; trace with tokens=tokenizer")

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, RESIDUAL, ROLES, ROUTER, SINK, check_threshold, role_of
 from outliers.errors import UserError, not_finite, unknown_name
-from outliers.models.anatomy import check_positions, experts_of, family_of, ids_of, layers_of, readers, shape_of
+from outliers.models.anatomy import check_positions, experts_of, family_of, ids_of, layers_of, shape_of, state_readers
 from outliers.models.anatomy.examples import Block
 from outliers.models.anatomy.experts import number_of
 from outliers.models.anatomy.names import modules_of
@@ -23,7 +23,7 @@ from outliers.models.anatomy.weights import device_of
 from outliers.models.attention import eager
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, expert_hooks, input_hooks, residual_hooks
-from outliers.models.stream import AS_IT_IS, Variant, Watched, is_streamed
+from outliers.models.stream import AS_IT_IS, Variant, WatchedVariant, is_streamed
 from outliers.terminal.progress import with_bar
 from outliers.text.blocks import sequences
 from outliers.text.tokens import named_ids
@@ -36,7 +36,7 @@ from outliers.tracing.statistics import (
     SKETCHED,
     add_from_start,
     states_of_tokens,
-    views,
+    united_roles,
 )
 from outliers.tracing.tokens import TokenSums
 
@@ -157,7 +157,7 @@ def traces(
         for observer in observers:
             observer.begin(number, of_stacks)
 
-    watched = Watched(variant, partial(_hooks, observers, attention))
+    watched = WatchedVariant(variant, partial(_hooks, observers, attention))
     with eager(model, summed=True) if attention else nullcontext(), under(model, watched) as (changed, left):
         for number, block, last in run_decoder(changed, blocks, begin, left):
             for observer in observers:
@@ -198,7 +198,7 @@ def _hooks_of(
     layers = [number for number in view.layers if layer in (None, number)]
     tracked = [
         reader
-        for reader in readers(model)
+        for reader in state_readers(model)
         if reader.place[1] in observer.roles and reader.layer in layers and reader.expert is None
     ]
 
@@ -226,7 +226,7 @@ def _check_roles(roles: Iterable[str]) -> tuple[str, ...]:
 def _widths(model: PreTrainedModel, view: StackView) -> dict[str, dict[int, int]]:
     """Return the number of features of each hidden state by layer of a view; 0 for those of the residual stream."""
     widths: dict[str, dict[int, int]] = defaultdict(dict)
-    for reader in readers(model):
+    for reader in state_readers(model):
         in_view = view.cross == (reader.role == "cross_kv") and reader.layer in view.layers
         if in_view and reader.expert is None:
             in_one_width = reader.role in ON_STREAM
@@ -307,7 +307,9 @@ class _TraceObserver:
         self.visible: tuple = (None, None)  # the last visibility, and the least attention that a sink receives under it
         self.in_layer: dict[str, torch.Tensor] = {}  # role: hits (features,) of the sequence in this layer
         self.in_turn: list[dict[str, torch.Tensor]] = []  # `in_layer` of the layers of this turn
-        self.united = [view for view in views(roles) if len(view) > 1]  # a single role has its hits by layer
+        self.united = [
+            united for united in united_roles(roles) if len(united) > 1
+        ]  # a single role has its hits by layer
         # By role, then by device (so that no large state moves before the end of a sequence), dtype and features:
         # (at_once, T, features) of the largest |x| so far, from which hits follow, for states with the features of the
         # residual stream; of hits for other states.
@@ -327,12 +329,12 @@ class _TraceObserver:
         """Add up the hits of the layers of a turn."""
         with _with_place():
             self.found.read()
-        for view in self.united:
-            of_layers = [[of[role].to(self.ids.device) for role in view if role in of] for of in self.in_turn]
+        for united in self.united:
+            of_layers = [[of[role].to(self.ids.device) for role in united if role in of] for of in self.in_turn]
             # In a layer that lacks a role, another one counts twice, so that one operator has the largest of each.
-            if hits := [hit for of_layer in of_layers if of_layer for hit in (of_layer * len(view))[: len(view)]]:
-                largest = torch.stack(hits).unflatten(0, (-1, len(view))).amax(1)
-                self._add(f"{'+'.join(view)}.layers_hit", largest.clamp_(max=1).sum(0))
+            if hits := [hit for of_layer in of_layers if of_layer for hit in (of_layer * len(united))[: len(united)]]:
+                largest = torch.stack(hits).unflatten(0, (-1, len(united))).amax(1)
+                self._add(f"{'+'.join(united)}.layers_hit", largest.clamp_(max=1).sum(0))
         self.in_turn.clear()
 
     def see_hidden_state(self, layer: int, role: str, x: torch.Tensor) -> None:
@@ -422,8 +424,8 @@ class _TraceObserver:
         for role in [role for role in ON_STREAM if role in magnitudes]:
             hit[role] = magnitudes[role] >= self.alpha
             self._add(f"{role}.magnitude", magnitudes[role].double())
-        for view in views(self.roles):
-            self._add(f"{'+'.join(view)}.positions_hit", reduce(torch.logical_or, map(hit.get, view)).sum(0))
+        for united in united_roles(self.roles):
+            self._add(f"{'+'.join(united)}.positions_hit", reduce(torch.logical_or, map(hit.get, united)).sum(0))
         if self.tokens:
             united = {s: reduce(torch.maximum, map(magnitudes.get, s.split("+"))) for s in states_of_tokens(self.roles)}
             self.tokens.add(ids, united)

@@ -64,7 +64,7 @@ class Corpus(NamedTuple):
     reader: Path
 
 
-def prepare(c4: Path, wikitext: Path, work: Path, vocabulary: SpecialTokens = CAUSAL) -> Corpus:
+def prepare_corpus(c4: Path, wikitext: Path, work: Path, vocabulary: SpecialTokens = CAUSAL) -> Corpus:
     """Train the tokenizer and tokenize the text, once for the same two files; both are cached in a folder of `work`."""
     read = c4.read_bytes() + wikitext.read_bytes() + " ".join(vocabulary.tokens).encode()
     digest = hashlib.sha256(read).hexdigest()[:12]

@@ -147,7 +147,7 @@ class _Trainer(Trainer):
 
     def training_step(self, model, inputs: dict, *others) -> torch.Tensor:
         loss = super().training_step(model, inputs, *others)
-        check_finite(self.state.global_step + 1, self.model, loss, lambda: self._loss(**self._prepare_inputs(inputs)))
+        check_step(self.state.global_step + 1, self.model, loss, lambda: self._loss(**self._prepare_inputs(inputs)))
         return loss
 
 
@@ -166,7 +166,7 @@ class _MeasuringCallback(TrainerCallback):
             log_beside(self.log, control, self.measure(model, state.global_step))
 
 
-def check_finite(step: int, model: nn.Module, loss: torch.Tensor, run: Callable[[], object]) -> None:
+def check_step(step: int, model: nn.Module, loss: torch.Tensor, run: Callable[[], object]) -> None:
     """Raise BrokenModel unless the loss of a step and its gradients are finite.
 
     step: number of the step, counted from 1. run: runs the model once more, to find the cause of a loss that is not

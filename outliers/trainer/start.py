@@ -29,7 +29,7 @@ def _gptj(rung: Rung) -> PretrainedConfig:
     return _gpt2(rung, GPTJConfig, rotary_dim=rung.width // rung.heads // 2)
 
 
-def shape_of(rung: Rung) -> dict:
+def size_fields(rung: Rung) -> dict:
     """Return the configuration fields that define the size of most architectures."""
     return {"hidden_size": rung.width, "num_hidden_layers": rung.layers, "num_attention_heads": rung.heads}
 
@@ -37,7 +37,7 @@ def shape_of(rung: Rung) -> dict:
 def _opt(rung: Rung) -> PretrainedConfig:
     dropouts = {"dropout": 0.0, "attention_dropout": 0.0, "layerdrop": 0.0, "pad_token_id": None}
     widths = {"ffn_dim": 4 * rung.width, "word_embed_proj_dim": rung.width, "max_position_embeddings": CONTEXT}
-    return OPTConfig(**shape_of(rung), **widths, **dropouts, **ENDS, **TIED)
+    return OPTConfig(**size_fields(rung), **widths, **dropouts, **ENDS, **TIED)
 
 
 def _mixtral(rung: Rung) -> PretrainedConfig:
@@ -45,7 +45,7 @@ def _mixtral(rung: Rung) -> PretrainedConfig:
     experts = {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": rung.width}
     # with the usual 0.02 a narrow model learns little in as few steps
     more = {"num_key_value_heads": rung.heads, "initializer_range": rung.width**-0.5}
-    return MixtralConfig(**shape_of(rung), **experts, **more, max_position_embeddings=CONTEXT, **ENDS, **TIED)
+    return MixtralConfig(**size_fields(rung), **experts, **more, max_position_embeddings=CONTEXT, **ENDS, **TIED)
 
 
 CONFIGS = {"gpt2": _gpt2, "gptj": _gptj, "opt": _opt, "mixtral": _mixtral}

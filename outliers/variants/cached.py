@@ -104,9 +104,9 @@ class Cached(Variant):
         return replace(self, formats=place[1])
 
     def check(self, model: "PreTrainedModel") -> None:
-        from outliers.quantization.caches import check_cache
+        from outliers.quantization.caches import check_cache_formats
 
-        check_cache(model, self.formats)
+        check_cache_formats(model, self.formats)
 
     @contextmanager
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":

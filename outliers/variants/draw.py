@@ -79,7 +79,7 @@ def _multiplied(factors: Callable, embedding: nn.Module, inputs: tuple, output: 
     return output * factors(output.shape[1:]).to(output.device)
 
 
-def scattered(values: list[float]) -> dict:
+def value_over_draws(values: list[float]) -> dict:
     """Return the row fields of a value over draws: its mean, and the sample standard deviation if there are several."""
     scatter = {"standard_deviation": statistics.stdev(values)} if len(values) > 1 else {}
     return {"value": statistics.fmean(values), **scatter}

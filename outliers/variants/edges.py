@@ -135,14 +135,14 @@ def edges(model: "PreTrainedModel", written: Iterable[str], layer: int | None = 
     Raises:
         UserError: a layer or a head is out of range, or a layer of a place lacks the parts of the place.
     """
-    from outliers.models.anatomy import decoder_layers, readers
+    from outliers.models.anatomy import decoder_layers, state_readers
 
     places = [Place.read(name) for name in written]
     for place in places:
         place.check(model)
     of_experts = [place for place in places if place.expert is not None]
     places = [place for place in places if place.expert is None]
-    every = list(readers(model, layer))
+    every = list(state_readers(model, layer))
     whole = Edges([reader for place in of_experts for reader in _in_experts(model, place, layer)], [])
     for number in range(len(decoder_layers(model))) if layer is None else (layer,):
         here = [place for place in places if place.has(number)]

@@ -13,14 +13,14 @@ from outliers.quantization.remedies import Remedy
 from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import cost_axis, name_places, plot_costs
 from outliers.show.claims import NEXT, Claim, say
-from outliers.show.legends import SCATTER, explained, in_order, labelled, variant_legend, variant_styles
+from outliers.show.legends import SCATTER, explained, in_order, labelled_artists, variant_legend, variant_styles
 from outliers.show.section import Context, Drawing, Finding, Section, printed
 from outliers.show.style import GREY, Panels, chosen, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell, scatter_note
-from outliers.show.value import Rows, Value, grouped, records, scattered_by, value_of
+from outliers.show.value import RowsOrFrame, Value, comparable_rows, grouped, scattered_by, value_of
 from outliers.variants.term import PLUS
 from outliers.variants.written import variant_of
-from outliers.views.perplexity import costs, unrounded
+from outliers.views.perplexity import costs, point_row
 
 NOT_QUANTIZED = "16-bit"
 PAPER = "the paper, 209M, in training"
@@ -30,7 +30,7 @@ TRAINED = {  # Table 7, where the projections are in int8 too, with the same sha
 }
 
 
-class Point(NamedTuple):
+class AttentionPoint(NamedTuple):
     """A measurement of one scheme of the projections with one kind of attention.
 
     scheme: the variant without its attention. attention: as `attention_of` writes it. cost: relative increase over the
@@ -45,7 +45,7 @@ class Point(NamedTuple):
     alpha: float | None
 
 
-def points(rows: list[dict]) -> list[Point]:
+def attention_points(rows: list[dict]) -> list[AttentionPoint]:
     """Return the measurements of each scheme with each attention, for models whose unquantized perplexity is known.
 
     Attentions are ordered by their share in 16 bits.
@@ -53,7 +53,9 @@ def points(rows: list[dict]) -> list[Point]:
     short = distinct_names((row["model"], None) for row in rows)
     measured = [(row, *_apart(row)) for row in costs(rows)]
     return [
-        Point(short[row["model"], None], scheme, attention_of(remedy), value_of(row), row["cost"], row.get("alpha"))
+        AttentionPoint(
+            short[row["model"], None], scheme, attention_of(remedy), value_of(row), row["cost"], row.get("alpha")
+        )
         for row, scheme, remedy in sorted(measured, key=lambda one: _order(one[-1]))
     ]
 
@@ -82,7 +84,9 @@ def attention_of(remedy: Remedy | None) -> str:
 
 
 @figure_function
-def attention_costs(rows: Rows, *, model: str | None = None, paper: bool = True, ax: Axes | None = None) -> Panels:
+def attention_costs(
+    rows: RowsOrFrame, *, model: str | None = None, paper: bool = True, ax: Axes | None = None
+) -> Panels:
     """Draw the increase of perplexity by scheme, in per cent, with attention in 16 bits and in int8.
 
     One panel per model, then the paper's Table 7, whose model was trained that way. Error bars are one standard
@@ -96,7 +100,7 @@ def attention_costs(rows: Rows, *, model: str | None = None, paper: bool = True,
         model: the one to draw, by its short name; by default all, and the paper's.
         paper: whether to draw the published values.
     """
-    measured = points(records(rows))
+    measured = attention_points(comparable_rows(rows))
     by_model = grouped(measured, attrgetter("model"))
     panels_shown = chosen("model", model, [*by_model, *([PAPER] if paper else [])], ax)
     columns = list(dict.fromkeys(point.attention for point in measured))
@@ -113,7 +117,7 @@ def attention_costs(rows: Rows, *, model: str | None = None, paper: bool = True,
         axes.grid(axis="y")
     has_paper = PAPER in panels_shown
     cost_axis(panels[0], [*(100 * point.cost.mean for point in measured), *(_published() if has_paper else ())])
-    handles = labelled(panels)
+    handles = labelled_artists(panels)
     entries = {scheme: handles[scheme] for scheme in styles if scheme in handles}
     bars = SCATTER if any(point.perplexity.deviation is not None for point in measured) else ""
     grey = "grey: the paper, Table 7" if has_paper else ""
@@ -139,14 +143,14 @@ DATA = ["model", "scheme", "attention", "perplexity", "deviation", "error", "rat
 
 
 def attention_section(rows: list[dict], _context: Context | None = None) -> Section:
-    note, measured = scatter_note(rows), points(rows)
+    note, measured = scatter_note(rows), attention_points(rows)
     tables = [attention_table(*pair) for pair in grouped(measured, attrgetter("model")).items()]
     drawings = [Drawing.of("attention", CAPTION.format(scattered_by(rows)), attention_costs(rows))]
     findings = attention_findings(measured)
     return Section("Attention in int8", rows, printed(tables, [note]), tables, drawings, [note], findings=findings)
 
 
-def attention_table(model: str, points: list[Point]) -> Table:
+def attention_table(model: str, points: list[AttentionPoint]) -> Table:
     """Make a table of perplexities, with schemes of the projections as rows and kinds of attention as columns."""
     columns = list(dict.fromkeys(point.attention for point in points))
     cells = {(point.scheme, point.attention): cell(".2f", *point.perplexity.shown) for point in points}
@@ -155,7 +159,7 @@ def attention_table(model: str, points: list[Point]) -> Table:
         for scheme in in_order(point.scheme for point in points)
     ]
     caption = f"Perplexity of {model} by scheme of the projections and by attention."
-    data = pd.DataFrame([{**unrounded(point), "increase": 100 * point.cost.mean} for point in points], columns=DATA)
+    data = pd.DataFrame([{**point_row(point), "increase": 100 * point.cost.mean} for point in points], columns=DATA)
     return Table(f"attention_{model}", caption, ["scheme", *columns], lines, data)
 
 
@@ -184,7 +188,7 @@ LEFT = Claim(
 )
 
 
-def attention_findings(points: Sequence[Point]) -> list[Finding]:
+def attention_findings(points: Sequence[AttentionPoint]) -> list[Finding]:
     """State, for each model with unquantized projections, the cost of int8 attention, which of its two products causes
     it, and the cost that remains with the smallest share in 16 bits. A single draw gives no findings."""
     points = [point for point in points if point.scheme == BASELINE and point.perplexity.deviation is not None]

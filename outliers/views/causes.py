@@ -17,7 +17,7 @@ from outliers.show.legends import entry, legend
 from outliers.show.section import Context, Drawing, Finding, Section, printed
 from outliers.show.style import GREY, Panels, brief, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import Table, cell, seeds_note, with_interval
-from outliers.show.value import UNDER, Rows, Value, mean, ratio, records, value_of
+from outliers.show.value import UNDER, RowsOrFrame, Value, comparable_rows, mean, ratio, value_of
 from outliers.show.words import NAMED, listed
 
 ABOUT = ("run", "seed", "steps", "model", "parameters", "int8", "decomposition")  # fields of rows
@@ -30,14 +30,14 @@ LINES = {
 }
 
 
-def checkpoints(rows: Rows, about: Iterable[str] = ABOUT) -> pd.DataFrame:
+def checkpoints(rows: RowsOrFrame, about: Iterable[str] = ABOUT) -> pd.DataFrame:
     """Return one row per run, seed and step at which rows were measured, in the order of the rows.
 
     Columns: the fields `about` of the rows; `step`; every metric; `METRIC_deviation` of metrics measured several times,
     and `METRIC_error` of those with a standard error over the text.
     """
     wide: dict[tuple, dict] = {}
-    for row in records(rows):
+    for row in comparable_rows(rows):
         step = int(row["checkpoint"].rpartition("-")[2])
         key = row.get("run"), row.get("seed"), step
         checkpoint = wide.setdefault(key, {**dict.fromkeys(about), "step": step})
@@ -47,7 +47,7 @@ def checkpoints(rows: Rows, about: Iterable[str] = ABOUT) -> pd.DataFrame:
     return pd.DataFrame(wide.values())
 
 
-def trained(rows: Rows) -> pd.DataFrame:
+def trained(rows: RowsOrFrame) -> pd.DataFrame:
     """Return the last checkpoint of each run and seed, as `checkpoints` has it."""
     return checkpoints(rows).query("step == steps").reset_index(drop=True)
 
@@ -61,7 +61,7 @@ def of_runs(trained: pd.DataFrame, column: str) -> dict[str, dict[int, float]]:
 
 
 @figure_function
-def causes(rows: Rows, *, run: str | None = None, ax: Axes | None = None) -> Panels:
+def causes(rows: RowsOrFrame, *, run: str | None = None, ax: Axes | None = None) -> Panels:
     """Draw the largest |x| along training runs that differ in one setting each, one panel per run, with the final
     perplexity.
 
@@ -140,7 +140,7 @@ INPUTS = ["max.attn_in", "max.attn_out", "max.ffn_in", "max.ffn_out"]
 KURTOSES = ["kurtosis_feature.attn_in", "kurtosis_feature.ffn_in"]
 
 
-class Column(NamedTuple):
+class MetricColumn(NamedTuple):
     """A column of the table: the metric of `ends` that it shows, its format, and the factor to its unit."""
 
     header: str
@@ -150,12 +150,12 @@ class Column(NamedTuple):
 
 
 COLUMNS = (
-    Column("perplexity", "perplexity"),
-    Column("outlier features", "count", ".3g"),
-    Column("residual", "max.residual"),
-    *(Column(metric.removeprefix("max."), metric) for metric in INPUTS),
-    Column("kurtosis", "kurtosis"),
-    Column("sink (%)", "attention_sink", ".0f", 100.0),
+    MetricColumn("perplexity", "perplexity"),
+    MetricColumn("outlier features", "count", ".3g"),
+    MetricColumn("residual", "max.residual"),
+    *(MetricColumn(metric.removeprefix("max."), metric) for metric in INPUTS),
+    MetricColumn("kurtosis", "kurtosis"),
+    MetricColumn("sink (%)", "attention_sink", ".0f", 100.0),
 )
 CAPTION = (
     "Models at the end of training: perplexity; number of outlier features by the criterion; largest |x| of the "
@@ -201,7 +201,7 @@ def ends(rows: list[dict]) -> pd.DataFrame:
 def _under_schemes(rows: list[dict]) -> dict[tuple, dict[str, Value]]:
     """Return the perplexity of each run and seed under each scheme; NaN under those without a number."""
     values: dict[tuple, dict[str, Value]] = defaultdict(lambda: defaultdict(lambda: Value(math.nan)))
-    for row in records(rows):
+    for row in comparable_rows(rows):
         if row["metric"].startswith(UNDER):
             values[row["run"], row["seed"]][row["metric"].removeprefix(UNDER)] = value_of(row)
     return values
@@ -217,7 +217,7 @@ def causes_table(models: pd.DataFrame) -> Table:
     """Make a table with one row per run: the mean over seeds with its interval, or, if all runs have one seed, values
     with their scatter."""
     several = models["seed"].nunique() > 1
-    columns = [*COLUMNS, *(Column(f"{scheme} (%)", COST + scheme, "+z.2f") for scheme in _schemes(models))]
+    columns = [*COLUMNS, *(MetricColumn(f"{scheme} (%)", COST + scheme, "+z.2f") for scheme in _schemes(models))]
     cells, data = [], []
     for run, group in models.groupby("run", sort=False):
         means = {column.metric: mean(group[column.metric].tolist()) for column in columns}

@@ -22,7 +22,7 @@ from outliers.show.section import FINDINGS, Context, Drawing, Finding, Section, 
 from outliers.show.style import HEAT, Panels, brief, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import Table, scatter_note, scattered
 from outliers.show.value import Value, exact, scattered_by, value_of
-from outliers.show.words import Names, decibels, percent
+from outliers.show.words import TokenNamer, decibels, percent
 from outliers.variants.peer import is_against
 from outliers.views.experts import expert_map
 
@@ -252,7 +252,7 @@ def damage_rows_section(rows: list[dict], context: Context) -> Section:
     return damage_section(rows, namer_of(context.experiment.model, context.experiment.revision))
 
 
-def damage_section(rows: list[dict], names: Names) -> Section:
+def damage_section(rows: list[dict], names: TokenNamer) -> Section:
     """Show where schemes break the model: findings, the tables behind them, the map of errors, and the bars of roles
     and layers.
 
@@ -401,7 +401,7 @@ OF_ERRORS = Claim(
 )
 
 
-def damage_findings(damages: Mapping[str, Damages], names: Names, scatter: str = "rounding") -> list[Finding]:
+def damage_findings(damages: Mapping[str, Damages], names: TokenNamer, scatter: str = "rounding") -> list[Finding]:
     """State the findings of each variant, the most costly first: its cost, and the role and value that cause it; of the
     most costly also the layers and heads; and of each the projection with the largest error.
 
@@ -459,7 +459,7 @@ def _scattered(cost: Value | None, whole: Value) -> Value | None:
     return cost._replace(deviation=whole.deviation * (1 + cost.mean) / (1 + whole.mean))
 
 
-def _of_roles(damage: Damages, names: Names) -> list[Finding]:
+def _of_roles(damage: Damages, names: TokenNamer) -> list[Finding]:
     """State which role causes most of the damage, if it costs more than the next, and its largest input, if inputs were
     measured."""
     roles = _alone(damage, "role")

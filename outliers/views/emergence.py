@@ -19,7 +19,7 @@ from outliers.show.legends import entry, legend
 from outliers.show.section import Finding
 from outliers.show.style import COLORS, GREY, MARKERS, Panels, brief, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, scattered, with_interval
-from outliers.show.value import BITS, Rows, reach, records, value_of
+from outliers.show.value import BITS, RowsOrFrame, comparable_rows, reach, value_of
 from outliers.show.words import amount, count
 
 # Share affected by the most common outlier feature: label, colour, line, fill of markers.
@@ -30,14 +30,14 @@ WHOLE, CROSS = "whole_model", "cross"  # a column shared by a model's stacks; th
 NONE = "hollow: no outlier feature,\nthe one that comes nearest"
 
 
-def by_model(rows: Rows) -> pd.DataFrame:
+def by_model(rows: RowsOrFrame) -> pd.DataFrame:
     """Return the metrics of `table4_row` and the fields `ABOUT` and `BITS` as columns, with one row per model and
     checkpoint in the order of the rows, and the errors of `SCATTERED` as columns NAME_error.
 
     An encoder-decoder has one row per view; those of its stacks share the value of `WHOLE`. The index is the model's
     short name, or its full name where two models share the short one, followed by the view, if there is one.
     """
-    rows = records(rows)
+    rows = comparable_rows(rows)
     wide: dict[tuple, dict] = {}
     names = distinct_names((row["model"], row.get("checkpoint")) for row in rows)
     views = {name: [row["stack"] for row in rows if row["model"] == name[0] and "stack" in row] for name in names}
@@ -69,7 +69,7 @@ def metric_of(row: dict) -> str:
     return "top1_softmax_without" if without else row["metric"]
 
 
-def distinct_models(rows: Rows) -> pd.DataFrame:
+def distinct_models(rows: RowsOrFrame) -> pd.DataFrame:
     """Return one row per model: the first of revisions with the same weights, and of an encoder-decoder the stack in
     which the most common feature affects most positions."""
     models = by_model(rows)
@@ -141,7 +141,7 @@ def fits_of(models: pd.DataFrame) -> dict[str, Fit | None]:
 
 
 @figure_function
-def figure3(rows: Rows, *, panel: str | None = None, paper: bool = True, ax: Axes | None = None) -> Panels:
+def figure3(rows: RowsOrFrame, *, panel: str | None = None, paper: bool = True, ax: Axes | None = None) -> Panels:
     """Draw the layers and positions that the most common outlier feature affects, (a) by model size and (b) by
     perplexity.
 
@@ -160,7 +160,7 @@ def figure3(rows: Rows, *, panel: str | None = None, paper: bool = True, ax: Axe
 
 
 @figure_function
-def figure4(rows: Rows, *, panel: str | None = None, paper: bool = True, ax: Axes | None = None) -> Panels:
+def figure4(rows: RowsOrFrame, *, panel: str | None = None, paper: bool = True, ax: Axes | None = None) -> Panels:
     """Draw (a) the median magnitude of the most common outlier feature and (b) the number of outlier features, by
     perplexity.
 
@@ -175,7 +175,7 @@ def figure4(rows: Rows, *, panel: str | None = None, paper: bool = True, ax: Axe
     return _drawn({"a": _magnitude, "b": _number}, rows, panel, paper, ax)
 
 
-def _drawn(draws: dict[str, Callable], rows: Rows, panel: str | None, paper: bool, ax: Axes | None):
+def _drawn(draws: dict[str, Callable], rows: RowsOrFrame, panel: str | None, paper: bool, ax: Axes | None):
     models, drawn = distinct_models(rows), chosen("panel", panel, draws, ax)
     markers = _markers(models)
     published = published_models() if paper else published_models().iloc[:0]

@@ -12,7 +12,7 @@ from outliers.errors import UserError
 from outliers.show.axes import log_axis, threshold
 from outliers.show.legends import legend
 from outliers.show.style import Panels, chosen, color_of, figure_function, panels_of
-from outliers.show.value import Rows, records
+from outliers.show.value import RowsOrFrame, comparable_rows
 from outliers.views.causes import ALONG, LARGEST, checkpoints
 from outliers.views.emergence import AFFECTED
 
@@ -27,9 +27,9 @@ STATES = {
 MARKED = 20  # approximate number of markers on a line
 
 
-def rows_of_watched(rows: Rows) -> dict[str, list[dict]]:
+def rows_of_watched(rows: RowsOrFrame) -> dict[str, list[dict]]:
     """Return the rows of each model that was observed during training; an encoder-decoder has one entry per view."""
-    rows = records(rows)
+    rows = comparable_rows(rows)
     places = dict.fromkeys((row["model"], row.get("stack", "")) for row in rows if row["metric"] == "max.residual")
     return {
         f"{model} ({stack})" if stack else model: [
@@ -39,7 +39,7 @@ def rows_of_watched(rows: Rows) -> dict[str, list[dict]]:
     }
 
 
-def watched(rows: Rows) -> dict[str, pd.DataFrame]:
+def watched(rows: RowsOrFrame) -> dict[str, pd.DataFrame]:
     """Return a table for each entry of `rows_of_watched`, with one row per step: `step`, `alpha`, and the metrics of
     `outliers.watch`."""
     tables = {name: checkpoints(rows_of_model, ["alpha"]) for name, rows_of_model in rows_of_watched(rows).items()}
@@ -47,7 +47,7 @@ def watched(rows: Rows) -> dict[str, pd.DataFrame]:
 
 
 @figure_function
-def growth(rows: Rows, *, panel: str | None = None, ax: Axes | None = None) -> Panels:
+def growth(rows: RowsOrFrame, *, panel: str | None = None, ax: Axes | None = None) -> Panels:
     """Draw the growth of outlier features in a model during training, by step.
 
     The panels show the largest values of each hidden state; the number of outlier features; the layers and positions

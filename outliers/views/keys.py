@@ -20,7 +20,7 @@ from outliers.show.maps import MOST_COLUMNS, Scale, map_on, number_above, pooled
 from outliers.show.section import Context, Drawing, Finding, Section, of_subjects, printed, subject_of, together
 from outliers.show.style import HEAT, Panels, chosen, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, scattered
-from outliers.show.value import Rows, grouped, records
+from outliers.show.value import RowsOrFrame, comparable_rows, grouped
 from outliers.show.words import amount, count, signed
 
 SIDES = {BEFORE: "as projections put them out", AFTER: "as attention multiplies them"}
@@ -36,7 +36,7 @@ LEAST = 0.5  # of a map's scale, in multiples of the median; smaller values have
 
 
 @figure_function
-def key_map(rows: Rows, *, role: str | None = None, ax: Axes | None = None) -> Panels:
+def key_map(rows: RowsOrFrame, *, role: str | None = None, ax: Axes | None = None) -> Panels:
     """Draw a map of layers by channels of the concatenated heads: the largest |key| and |value| relative to the median
     channel of the head.
 
@@ -79,11 +79,11 @@ def _scale(ratios: Iterable[np.ndarray], colors: str) -> Scale:
     return Scale(LogNorm(LEAST, max(2, *map(np.nanmax, ratios)), clip=True), colormaps[colors], ", log scale")
 
 
-def key_ratios(rows: Rows, role: str, side: str) -> pd.DataFrame:
+def key_ratios(rows: RowsOrFrame, role: str, side: str) -> pd.DataFrame:
     """Return the largest |x| of each channel relative to the median channel of its head: layers as rows, (head,
     channel) as columns."""
     by_layer: dict[int, dict] = {}
-    for row in records(rows):
+    for row in comparable_rows(rows):
         if row["metric"] == "keys.head" and (row["role"], row["side"]) == (role, side):
             ratios = enumerate(np.array(row["magnitudes"]) / max(row["median"], TINY))
             by_layer.setdefault(row["layer"], {}).update({(row["head"], number): ratio for number, ratio in ratios})

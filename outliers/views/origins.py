@@ -35,13 +35,13 @@ from outliers.show.section import (
 )
 from outliers.show.style import COLORS, SEQUENTIAL, Panels, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Form, Table
-from outliers.show.value import Value, averaged, grouped, records
+from outliers.show.value import Value, averaged, comparable_rows, grouped
 from outliers.show.words import amount, signed
 from outliers.variants.edges import ROLES, Place
 
 if TYPE_CHECKING:
     from outliers.metrics.origins import WriterAccount
-    from outliers.show.value import Rows
+    from outliers.show.value import RowsOrFrame
 
 Singles = Mapping[tuple[float, float, str], pd.DataFrame]  # writers, by feature, layer and part
 AT = {"mean": ("value", "mean after the first position"), "first": ("first", "first position")}
@@ -62,7 +62,7 @@ TICKS = 8  # most layers with a tick
 
 @figure_function
 def life_line(
-    account: "WriterAccount | Rows", *, feature: int | None = None, at: str | None = None, ax: Axes | None = None
+    account: "WriterAccount | RowsOrFrame", *, feature: int | None = None, at: str | None = None, ax: Axes | None = None
 ) -> Panels:
     """Draw, layer by layer, the contributions of attention and feed-forward block to a feature as bars, and its state
     as a line.
@@ -80,7 +80,7 @@ def life_line(
         feature: the one to draw; by default a row of panels for each.
         at: "mean", over positions after the first, or "first", the first position; by default both, side by side.
     """
-    every = records(account) if isinstance(account, list | pd.DataFrame) else account.records()
+    every = comparable_rows(account) if isinstance(account, list | pd.DataFrame) else account.records()
     rows, readers = pd.DataFrame(every), readers_of(every)
     rows = rows[rows["metric"].str.startswith("origins.")]  # without rows of the trace that found the features
     by_feature = {f"{name:.0f}": rows_of_feature for name, rows_of_feature in rows.groupby("feature", sort=False)}
@@ -132,14 +132,14 @@ def _name_writers(axes: Axes, rows: pd.DataFrame, column: str) -> None:
     """Label the largest bars that a single writer dominates, each at the free place nearest to the bar's end."""
     parts = parts_of(rows).sort_values(column, key=abs, ascending=False, kind="stable")
     most = rows.loc[rows["metric"] == "origins.state", column].abs().max()
-    taken, singles = _drawn(axes), singles_of(rows)
+    taken, singles = _drawn(axes), single_writers(rows)
     for part in parts.head(NAMED).to_dict("records"):
         largest = largest_of(singles, part, column)
         worth = abs(part[column]) >= WORTH_A_NAME * most
         if worth and largest is not None and largest[column] / part[column] >= SHARE:
             end = part["layer"] + BARS[part["part"]][2], part[column]
             style = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": "small"}
-            label = axes.annotate(name_of(largest), end, (0, 0), **style)
+            label = axes.annotate(writer_name(largest), end, (0, 0), **style)
             place = _free_place(axes, label, taken)
             if place is None:
                 label.remove()
@@ -182,7 +182,7 @@ def readers_of(rows: list[dict]) -> dict[str, list[Place]]:
     if not any(row.get("subject") == "control" for row in rows):
         return {}
     table = readings(rows)
-    usual = usual_costs(table)
+    usual = random_costs(table)
     reading: dict[str, list[Place]] = {}
     for row in table[table["subject"] == "feature"].to_dict("records"):
         if reads(row["increase"], usual[row["place"]]):
@@ -190,7 +190,7 @@ def readers_of(rows: list[dict]) -> dict[str, list[Place]]:
     return reading
 
 
-def usual_costs(readings: pd.DataFrame) -> dict[str, Value]:
+def random_costs(readings: pd.DataFrame) -> dict[str, Value]:
     """Return the increase of perplexity without a random feature at each place: the mean, with the standard deviation
     of single features and the error over the text."""
     controls = readings[readings["subject"] == "control"].groupby("place")
@@ -203,7 +203,7 @@ def reads(cost: Value, usual: Value) -> bool:
     return cost.mean >= READ and cost.is_above(usual)
 
 
-def singles_of(rows: pd.DataFrame) -> Singles:
+def single_writers(rows: pd.DataFrame) -> Singles:
     """Return the single writers (heads, neurons, experts) by feature, layer and part, as in `parts_of`."""
     singles = rows[rows["metric"].isin(WRITERS_AND_EXPERTS) & rows["writer"].isin(SINGLE)]
     layer, part = singles["layer"].astype(float).fillna(BEFORE), singles["writer"].map(PART_OF)
@@ -229,7 +229,7 @@ def _most_of_sign(singles: pd.DataFrame, part: Mapping, column: str) -> pd.Serie
     return singles.loc[(singles[column] * np.sign(part[column])).idxmax()]
 
 
-def name_of(writer: Mapping | None) -> str | None:
+def writer_name(writer: Mapping | None) -> str | None:
     """Name a writer: neuron 1229, head 6, positions; expert 7, neuron 12."""
     if writer is None:
         return None
@@ -349,7 +349,7 @@ PART_COLUMNS = (
     ("main writer (first)", "{first_most}"),
 )
 WRITER_COLUMNS = (
-    *(*PLACE, ("writer", lambda row: name_of(row)), *TERM, ("mean magnitude", _number("magnitude"))),
+    *(*PLACE, ("writer", lambda row: writer_name(row)), *TERM, ("mean magnitude", _number("magnitude"))),
     ("largest on", lambda row: _listed_terms(row)),
 )
 GATE_COLUMNS = (
@@ -490,9 +490,9 @@ def _columns(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_most(parts: pd.DataFrame, writers: pd.DataFrame) -> pd.DataFrame:
-    singles = singles_of(writers)
+    singles = single_writers(writers)
     most = {
-        name: [name_of(largest_of(singles, part, column)) for part in parts.to_dict("records")]
+        name: [writer_name(largest_of(singles, part, column)) for part in parts.to_dict("records")]
         for name, column in (("most", "value"), ("first_most", "first"))
     }
     return parts.assign(**most)
@@ -519,7 +519,7 @@ def _written(rows: pd.DataFrame, parts: pd.DataFrame, ordinary: pd.DataFrame, co
     if _standing_out(states.loc[[peak.name]], ordinary, column).empty:
         return None
     parts = _standing_out(parts, ordinary, column)
-    parts, singles = parts[parts[column].abs() >= WORTH * abs(peak[column])], singles_of(rows)
+    parts, singles = parts[parts[column].abs() >= WORTH * abs(peak[column])], single_writers(rows)
     same, before = parts[column] * peak[column] > 0, parts["layer"] < peak["layer"]
     writers, takers = (
         [_contribution(singles, part, column) for part in _most(chosen_parts, column, count).to_dict("records")]
@@ -540,7 +540,7 @@ def _contribution(singles: Singles, part: Mapping, column: str) -> str:
         return f"the embedding ({value})"
     most = ""
     if largest is not None and largest[column] / part[column] >= SHARE:
-        most = f", of which {name_of(largest)} {signed(largest[column])}"
+        most = f", of which {writer_name(largest)} {signed(largest[column])}"
     return f"{BLOCKS[part['part']]} of layer {part['layer']} ({value}{most})"
 
 
@@ -620,7 +620,7 @@ def _writers(rows: pd.DataFrame, part: str) -> list[dict]:
     largest = {index for column, _ in AT.values() for index in known[column].abs().nlargest(WRITERS_SHOWN).index}
     writers = [
         {
-            "name": name_of(writer),
+            "name": writer_name(writer),
             "values": _at_places(writer),
             "magnitude": _short(writer["magnitude"]),
             "most": _largest_terms(writer) if writer["writer"] in SINGLE else [],

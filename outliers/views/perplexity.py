@@ -19,7 +19,7 @@ from outliers.show.legends import (
     SCATTER,
     explained,
     in_order,
-    labelled,
+    labelled_artists,
     legend_columns,
     variant_legend,
     variant_styles,
@@ -28,7 +28,17 @@ from outliers.show.legends import (
 from outliers.show.section import FINDINGS, Context, Drawing, Failures, Finding, Section, failures, printed, together
 from outliers.show.style import GREY, figure_function, panels_of
 from outliers.show.tables import FAILED, MISSING, Table, cell, measured_cell, scatter_note
-from outliers.show.value import BITS, Rows, Value, exact, grouped, is_beyond, records, scattered_by, value_of
+from outliers.show.value import (
+    BITS,
+    RowsOrFrame,
+    Value,
+    comparable_rows,
+    exact,
+    grouped,
+    is_beyond,
+    scattered_by,
+    value_of,
+)
 from outliers.show.words import count
 from outliers.variants.written import variant_of
 
@@ -43,7 +53,7 @@ def costs(rows: list[dict]) -> list[dict]:
     return [row | {"cost": value_of(row).increase_over(baseline[row["model"]])} for row in measured]
 
 
-def unrounded(point: NamedTuple) -> dict:
+def point_row(point: NamedTuple) -> dict:
     """Flatten a point of a figure of costs, with its perplexity and the ratio to the unquantized perplexity as
     columns."""
     fields = point._asdict()
@@ -57,13 +67,13 @@ def costs_of_variants(rows: list[dict]) -> list[dict]:
     return [row for row in costs(rows) if row["variant"] != BASELINE]
 
 
-def names_of(models: Iterable[str]) -> list[str]:
+def model_names(models: Iterable[str]) -> list[str]:
     """Return the short names of models, or full names where two models share the short one."""
     return list(distinct_names((model, None) for model in models).values())
 
 
 @figure_function
-def sweep_costs(rows: Rows, *, paper: bool = True, ax: Axes | None = None) -> Axes:
+def sweep_costs(rows: RowsOrFrame, *, paper: bool = True, ax: Axes | None = None) -> Axes:
     """Draw the increase of each model's perplexity under each scheme, in per cent; without an unquantized baseline,
     perplexity against parameters.
 
@@ -77,7 +87,7 @@ def sweep_costs(rows: Rows, *, paper: bool = True, ax: Axes | None = None) -> Ax
         rows: of a sweep.
         paper: whether to draw the models of the paper, in grey.
     """
-    rows = records(rows)
+    rows = comparable_rows(rows)
     measured = costs_of_variants(rows)
     rows_shown = measured or rows
     styles = variant_styles(rows_shown)
@@ -88,7 +98,7 @@ def sweep_costs(rows: Rows, *, paper: bool = True, ax: Axes | None = None) -> Ax
         _plot_costs(axes, measured, styles, paper)
     else:
         _plot_against_size(axes, rows, styles)
-    drawn = labelled([axes])
+    drawn = labelled_artists([axes])
     bars = SCATTER if any("standard_deviation" in row for row in rows_shown) else ""
     grey = "grey: the paper, Table 1" if measured and paper else ""
     explanations = explained((row.get("alpha") for row in rows_shown), bars, grey)
@@ -117,7 +127,7 @@ def _plot_costs(axes: Axes, rows: list[dict], styles: dict[str, dict], paper: bo
         placed = ((row["variant"], first + models.index(row["model"]), row["cost"]) for row in points)
         look = {variant: style | {"linestyle": "none"} | grey for variant, style in styles.items()}
         plot_costs(axes, placed, look, 0.7)
-    name_places(axes, [*names_of(ours), *(name.replace("fairseq-dense-", "paper, ") for name in theirs)])
+    name_places(axes, [*model_names(ours), *(name.replace("fairseq-dense-", "paper, ") for name in theirs)])
     for boundary in range(1, len(ours) + len(theirs)):
         edge = {"color": "0.4", "linewidth": 1} if boundary == len(ours) else {"color": "0.85", "linewidth": 0.6}
         axes.axvline(boundary - 0.5, **edge)
@@ -162,7 +172,7 @@ def _classes(rows: list[dict]) -> Section:
 
 
 def _perplexities(rows: list[dict]) -> Section:
-    bits, drawn = bits_table(rows), records(rows)
+    bits, drawn = bits_table(rows), comparable_rows(rows)
     whole = len(drawn) == len(rows)
     across = " Bits per byte compare across models on one text." if bits else ""
     note = f"Perplexities compare within a column.{across} {scatter_note(rows)}"
@@ -181,7 +191,7 @@ def _perplexities(rows: list[dict]) -> Section:
         caption += f" Bars: one standard deviation by {scattered_by(rows)}."
     drawings = [Drawing.of("perplexity", caption, sweep_costs(drawn))] if drawn else []
     models = dict.fromkeys(row["model"] for row in rows)
-    names = dict(zip(models, names_of(models), strict=True))
+    names = dict(zip(models, model_names(models), strict=True))
     beyond = (row | {"name": names[row["model"]]} for row in rows if row["metric"] == LOG_PERPLEXITY)
     findings = [*say_each(BEYOND, beyond), *sweep_findings(costly, names, whole)][:FINDINGS]
     others = [_spared_table(spared, drawn)] if spared else []
@@ -253,7 +263,7 @@ def bits_table(rows: list[dict]) -> list[Table]:
 
 def cost_table(rows: list[dict]) -> list[Table]:
     """Make a table of the increase of perplexity under each scheme, in per cent; none without the unquantized model."""
-    measured = costs_of_variants(records(rows))
+    measured = costs_of_variants(comparable_rows(rows))
     if not measured:
         return []
     dtype = rows[0]["dtype"]
@@ -273,7 +283,7 @@ def _with_labels(name: str, caption: str, heading: str, rows: list[dict]) -> Tab
     table, cells = table1(rows), table1(rows, "cell").fillna(MISSING)
     called = {} if rows[0]["dtype"] == "float32" else {BASELINE: f"{rows[0]['dtype']}, not quantized"}
     lines = [[called.get(variant, variant), *cells.loc[variant]] for variant in table.index]
-    return Table(name, caption, [heading, *names_of(table.columns)], lines, table.reset_index())
+    return Table(name, caption, [heading, *model_names(table.columns)], lines, table.reset_index())
 
 
 TABLE = "table1_increase"

@@ -10,13 +10,13 @@ from matplotlib.ticker import MaxNLocator
 
 from outliers.models.names import short_name
 from outliers.quantization.plans.plan import Plan
-from outliers.runs.stages.plan import CANDIDATES, CONFIRM, Alone, exports_of, plan_of, singles_of
+from outliers.runs.stages.plan import CANDIDATES, CONFIRM, Alone, exports_of, perplexities_without_each, plan_of
 from outliers.show.axes import cost_axis
 from outliers.show.claims import Claim, say
 from outliers.show.section import Context, Drawing, Failures, Finding, Section, failures, printed
 from outliers.show.style import color_of, figure_function, panels_of
 from outliers.show.tables import Table, scatter_note, scattered
-from outliers.show.value import Rows, exact, records, scattered_by, value_of
+from outliers.show.value import RowsOrFrame, comparable_rows, exact, scattered_by, value_of
 from outliers.show.words import decibels
 
 STAGES = {  # stage of a plan: label in the legend, colour, marker, fill
@@ -75,7 +75,9 @@ def _alone(rows: Iterable[Mapping], scheme: str) -> pd.DataFrame:
 
 
 @figure_function
-def plan_curve(rows: Rows, *, tokens: int | None = None, allowed: float | None = None, ax: Axes | None = None) -> Axes:
+def plan_curve(
+    rows: RowsOrFrame, *, tokens: int | None = None, allowed: float | None = None, ax: Axes | None = None
+) -> Axes:
     """Draw the increase of perplexity under a scheme, in per cent, against the number of improved projections, for each
     set that the search of a plan measured and for the confirmed sets.
 
@@ -90,7 +92,7 @@ def plan_curve(rows: Rows, *, tokens: int | None = None, allowed: float | None =
             costliest projections improved.
         allowed: the allowed cost, as a share, drawn as a line.
     """
-    points = plan_points(records(rows))
+    points = plan_points(comparable_rows(rows))
     axes = panels_of(ax, 1, 1, (4.8, 3.4)).item()
     for stage, (label, color, marker, fill) in STAGES.items():
         sets = points[points["stage"] == stage].sort_values("chosen")
@@ -99,7 +101,7 @@ def plan_curve(rows: Rows, *, tokens: int | None = None, allowed: float | None =
         axes.errorbar(sets["chosen"], 100 * sets["cost"], yerr=bars, **style)
     costs_of_all = (100 * points["cost"]).tolist()
     if tokens is not None:
-        expected = [100 * cost for cost in expected_costs(records(rows), tokens)]
+        expected = [100 * cost for cost in expected_costs(comparable_rows(rows), tokens)]
         axes.plot(expected, color="0.4", label="expected from costs alone, costliest first", zorder=1)
         costs_of_all += expected
     if allowed is not None:
@@ -203,7 +205,7 @@ def _singles(rows: list[dict], plan: Plan) -> Table:
     size = sum(map(len, (plan.exact, *plan.instead.values())))
     confirmed = (row for row in rows if row.get("stage") == CONFIRM and "chosen" not in row)
     unquantized = value_of(next(confirmed))
-    without = sorted(singles_of(rows, size).items(), key=lambda single: single[1].mean)
+    without = sorted(perplexities_without_each(rows, size).items(), key=lambda single: single[1].mean)
     costs = [(path, *perplexity[:3], *perplexity.increase_over(unquantized)[:3]) for path, perplexity in without]
     bars = ["perplexity_deviation", "perplexity_error", "cost_deviation", "cost_error"]
     data = pd.DataFrame(costs, columns=["projection", "perplexity", *bars[:2], "cost", *bars[2:]])

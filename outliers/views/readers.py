@@ -14,7 +14,7 @@ from outliers.show.section import Finding, Section, printed
 from outliers.show.tables import MISSING, OVER_TEXT, Table, cell, scattered
 from outliers.show.value import exact, value_of
 from outliers.show.words import percent
-from outliers.views.origins import reads, usual_costs
+from outliers.views.origins import random_costs, reads
 
 MEASURES = ("cost", "top1_softmax", "share", "margin")  # measures for which random features give a mean and a deviation
 NAMED = 4  # places named in a sentence
@@ -69,7 +69,7 @@ HEAD_COLUMNS = (
 
 def readers_section(rows: list[dict]) -> Section:
     table = readings(rows)
-    summary, heads = summary_of(table), heads_of(table)
+    summary, heads = summary_of(table), changed_heads(table)
     controls = int(table.loc[table["subject"] == "control", "draw"].max()) + 1
     known = summary["cost_error"].notna().any()
     caption = READERS_CAPTION.format(controls=controls, over_text=f" ({OVER_TEXT})" if known else "")
@@ -92,7 +92,7 @@ def summary_of(table: pd.DataFrame) -> pd.DataFrame:
     return table[table["subject"] != "control"].join(means.join(deviations), on="place").reset_index(drop=True)
 
 
-def heads_of(table: pd.DataFrame) -> pd.DataFrame:
+def changed_heads(table: pd.DataFrame) -> pd.DataFrame:
     """Return the heads whose margin each feature changes most at each place, beyond the change by random features."""
     if "margins" not in table:
         return pd.DataFrame()
@@ -146,7 +146,7 @@ PREFERRED = Claim(
 def readers_findings(table: pd.DataFrame) -> Iterator[Finding]:
     """State for each feature where it is read, beyond the scatter of random features, and the place where its removal
     changes the margin of the first position most."""
-    summary, usual = summary_of(table), usual_costs(table)
+    summary, usual = summary_of(table), random_costs(table)
     whole = summary.iloc[0].to_dict()
     for _, of_feature in summary.iloc[1:].groupby("feature", sort=False):
         rows = of_feature.sort_values("cost", ascending=False).to_dict("records")

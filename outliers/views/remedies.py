@@ -26,15 +26,15 @@ from outliers.quantization.cache_formats import Formats
 from outliers.quantization.schemes import Scheme, get_scheme
 from outliers.show.axes import cost_axis, increase_axis, label_right, name_places, plot_costs
 from outliers.show.claims import NEXT, Claim, say
-from outliers.show.legends import SCATTER, entry, explained, labelled, legend
+from outliers.show.legends import SCATTER, entry, explained, labelled_artists, legend
 from outliers.show.section import Context, Drawing, Finding, Section, printed
 from outliers.show.style import COLORS, GREY, MARKERS, Panels, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell, scatter_note, values_table
-from outliers.show.value import Rows, Value, exact, grouped, records, scattered_by, value_of
+from outliers.show.value import RowsOrFrame, Value, comparable_rows, exact, grouped, scattered_by, value_of
 from outliers.show.words import listed, percent
 from outliers.variants.quantized import EXACT
 from outliers.variants.written import variant_of
-from outliers.views.perplexity import costs, unrounded
+from outliers.views.perplexity import costs, point_row
 
 NONE = "none"
 FEATURES = "features={:g}"  # the paper's decomposition, named as a remedy
@@ -63,7 +63,7 @@ GRID = "hollow: weights on the\ngrid of few bits of their file"
 HELD = 0.05  # a format holds a model if it costs less than this share of perplexity
 
 
-class Point(NamedTuple):
+class RemedyPoint(NamedTuple):
     """A measurement of one format with one remedy.
 
     format: the first-named scheme with these operands; for keys and values their number formats. cost: relative
@@ -103,7 +103,7 @@ class Point(NamedTuple):
         return self.cost.logarithm()
 
 
-def points(rows: list[dict]) -> list[Point]:
+def remedy_points(rows: list[dict]) -> list[RemedyPoint]:
     """Return the measurements of each format with each remedy, for models whose unquantized perplexity is known.
 
     Rows of caches that do not record their bits are left out.
@@ -140,7 +140,7 @@ def points(rows: list[dict]) -> list[Point]:
         cost = row["cost"] if baseline is None else value_of(row).increase_over(baseline)
         cache_bits = row["cache_bits"] if cache else None
         measured.append(
-            Point(short[row["model"], None], *about, value_of(row), cost, cache_bits, _is_on_grid(row, scheme))
+            RemedyPoint(short[row["model"], None], *about, value_of(row), cost, cache_bits, _is_on_grid(row, scheme))
         )
     return measured
 
@@ -199,26 +199,26 @@ def _panel(scheme: Scheme) -> str:
     return granularity if granularity in PANELS else "block"
 
 
-def frontier_of(points: Iterable[Point]) -> list[Point]:
+def frontier_of(points: Iterable[RemedyPoint]) -> list[RemedyPoint]:
     """Return the points that cost less, beyond the scatter of draws, than every point of at most as many bits; few bits
     first.
 
     Points on the grid of their file are excluded. If there is a single draw, values are compared without scatter.
     """
-    reached: list[Point] = []
+    reached: list[RemedyPoint] = []
     for point in sorted(points, key=lambda point: (point.bits, point.cost.mean)):
         if not point.on_grid and (not reached or _is_less(point, reached[-1])):
             reached.append(point)
     return reached
 
 
-def _is_less(point: Point, other: Point) -> bool:
+def _is_less(point: RemedyPoint, other: RemedyPoint) -> bool:
     if point.cost.deviation is None or other.cost.deviation is None:
         return point.cost.mean < other.cost.mean
     return other.cost.is_above(point.cost)
 
 
-def _styles(points: Sequence[Point]) -> dict[str, dict]:
+def _styles(points: Sequence[RemedyPoint]) -> dict[str, dict]:
     """Return matplotlib styles of the remedies, the same in all figures of these points: a colour and a marker each."""
     remedies = dict.fromkeys(point.remedy for point in points)
     looks = zip(remedies, itertools.cycle(list(COLORS)[:7]), itertools.cycle(MARKERS), strict=False)
@@ -227,7 +227,7 @@ def _styles(points: Sequence[Point]) -> dict[str, dict]:
     }
 
 
-def _height(points: Sequence[Point], styles: dict[str, dict]) -> float:
+def _height(points: Sequence[RemedyPoint], styles: dict[str, dict]) -> float:
     """Return the height in inches at which a legend of all remedies and five lines of explanations fits beside the
     panels."""
     lines = sum(1 + styles[remedy]["label"].count("\n") for remedy in {point.remedy for point in points})
@@ -240,7 +240,7 @@ def _in_lines(remedy: str) -> str:
 
 @figure_function
 def remedy_costs(
-    rows: Rows, *, model: str | None = None, panel: str | None = None, paper: bool = True, ax: Axes | None = None
+    rows: RowsOrFrame, *, model: str | None = None, panel: str | None = None, paper: bool = True, ax: Axes | None = None
 ) -> Panels:
     """Draw the increase of a model's perplexity by number format, in per cent, with and without remedies.
 
@@ -275,14 +275,16 @@ def remedy_costs(
     for axes in panels[1:]:
         axes.grid(axis="y")
     cost_axis(panels[0], [*(100 * point.cost.mean for point in measured), *REMEDIES["increase"]])
-    handles = labelled(panels)
+    handles = labelled_artists(panels)
     entries = [handles[style["label"]] for style in styles.values() if style["label"] in handles]
     legend(ax, axes, [*entries, *explained(bars=_bars(measured))], "right upper")
     return panels
 
 
 @figure_function
-def frontier(rows: Rows, *, model: str | None = None, panel: str | None = None, ax: Axes | None = None) -> Panels:
+def frontier(
+    rows: RowsOrFrame, *, model: str | None = None, panel: str | None = None, ax: Axes | None = None
+) -> Panels:
     """Draw the increase of a model's log-perplexity, in nats, against bits per value, with and without remedies.
 
     One panel for weights alone, one for weights and activations, and one for keys and values; each mark is a format
@@ -322,32 +324,32 @@ def frontier(rows: Rows, *, model: str | None = None, panel: str | None = None, 
     return panels
 
 
-def _points_of(rows: Rows, model: str | None) -> list[Point]:
-    measured = points(records(rows))
+def _points_of(rows: RowsOrFrame, model: str | None) -> list[RemedyPoint]:
+    measured = remedy_points(comparable_rows(rows))
     names = [model] if model else list(dict.fromkeys(point.model for point in measured))
     if len(names) > 1:
         raise UserError(f"the rows are of {len(names)} models; choose one by model=: {', '.join(names)}")
     return [point for point in measured if point.model in names]
 
 
-def _bars(points: Sequence[Point]) -> str:
+def _bars(points: Sequence[RemedyPoint]) -> str:
     return SCATTER if any(point.cost.deviation is not None for point in points) else ""
 
 
-def _formats(points: list[Point], panel: str) -> dict[str, float]:
+def _formats(points: list[RemedyPoint], panel: str) -> dict[str, float]:
     """Return the formats of a panel from few bits to many, with their bits."""
     bits = {point.format: point.bits for point in reversed(points) if point.panel == panel}  # bits as in the first row
     return dict(sorted(bits.items(), key=lambda pair: pair[1]))
 
 
-def _plot_panel(axes: Axes, formats: dict[str, float], points: list[Point], styles: dict[str, dict]) -> None:
+def _plot_panel(axes: Axes, formats: dict[str, float], points: list[RemedyPoint], styles: dict[str, dict]) -> None:
     places = list(formats)
     ours = sorted(points, key=lambda point: places.index(point.format))
     plot_costs(axes, ((point.remedy, places.index(point.format), point.cost) for point in ours), styles)
     name_places(axes, [f"{name}, {bits:.1f}" for name, bits in formats.items()])
 
 
-def _plot_kind(axes: Axes, points: list[Point], styles: dict[str, dict]) -> None:
+def _plot_kind(axes: Axes, points: list[RemedyPoint], styles: dict[str, dict]) -> None:
     for point in points:
         look = styles[point.remedy] | {"fillstyle": "none" if point.on_grid else "full"}
         axes.errorbar(point.bits, point.increase.mean, point.increase.bar or 0, **look)
@@ -361,7 +363,7 @@ def _plot_kind(axes: Axes, points: list[Point], styles: dict[str, dict]) -> None
     axes.grid(axis="y")
 
 
-def _name_formats(axes: Axes, points: list[Point]) -> None:
+def _name_formats(axes: Axes, points: list[RemedyPoint]) -> None:
     """Label each format where the frontier reaches it first, at the place that covers the fewest labels and then the
     fewest marks."""
     radius = (matplotlib.rcParams["lines.markersize"] / 2 + 1) * axes.figure.dpi / 72
@@ -379,7 +381,7 @@ def _moved(name: Annotation, place: tuple) -> Bbox:
     return name.get_window_extent()
 
 
-def _place(point: Point) -> tuple[float, float]:
+def _place(point: RemedyPoint) -> tuple[float, float]:
     return point.bits, point.increase.mean
 
 
@@ -402,7 +404,7 @@ ON_GRID = (
 
 def remedies_section(rows: list[dict], _context: Context | None = None) -> Section:
     """Show a measurement of formats and caches with remedies."""
-    note, measured = scatter_note(rows), points(rows)
+    note, measured = scatter_note(rows), remedy_points(rows)
     by_model = grouped(measured, attrgetter("model"))
     tables, drawings = [], []
     for model, ours in by_model.items():
@@ -429,7 +431,7 @@ def _has_format(row: dict) -> bool:
     return under.is_exact or any(part.schemes or part.cache or part.is_prefix for part in under.parts)
 
 
-def _of_grid(points: Sequence[Point], rows: list[dict]) -> str:
+def _of_grid(points: Sequence[RemedyPoint], rows: list[dict]) -> str:
     stored = dict.fromkeys(row["quantized_from"] for row in rows if "quantized_from" in row)
     return ON_GRID.format(listed(stored)) if any(point.on_grid for point in points) else ""
 
@@ -437,7 +439,7 @@ def _of_grid(points: Sequence[Point], rows: list[dict]) -> str:
 COLUMN = 0.25  # a remedy measured with this share of the formats has a column of its own
 
 
-def remedies_table(model: str, points: list[Point]) -> Table:
+def remedies_table(model: str, points: list[RemedyPoint]) -> Table:
     """Make a table of perplexities with formats as rows and remedies as columns; remedies of few formats share the last
     column."""
     by_format = grouped(points, attrgetter("format"))
@@ -450,10 +452,10 @@ def remedies_table(model: str, points: list[Point]) -> Table:
         "lowest of each format."
     )
     names = ("format", "bits", "others")
-    return Table(f"remedies_{model}", caption, headers, cells, pd.DataFrame(map(unrounded, points)), names=names)
+    return Table(f"remedies_{model}", caption, headers, cells, pd.DataFrame(map(point_row, points)), names=names)
 
 
-def _row(format: str, points: Sequence[Point], remedies: Sequence[str]) -> list[str]:
+def _row(format: str, points: Sequence[RemedyPoint], remedies: Sequence[str]) -> list[str]:
     least = min(point.perplexity.mean for point in points)
     values = {point.remedy: _cell(point.perplexity, least) for point in points}
     bits = (MISSING if bits is None else f"{bits:.2f}" for bits in (points[0].weight_bits, points[0].activation_bits))
@@ -461,7 +463,7 @@ def _row(format: str, points: Sequence[Point], remedies: Sequence[str]) -> list[
     return [format, ", ".join(bits), *(values.get(remedy, MISSING) for remedy in remedies), others or MISSING]
 
 
-def frontier_table(model: str, points: list[Point]) -> Table:
+def frontier_table(model: str, points: list[RemedyPoint]) -> Table:
     """Make a table of the frontier, few bits first; its data are all points, with whether they are on it."""
     reached = {kind: frontier_of(point for point in points if point.kind == kind) for kind in KINDS}
     cells = [
@@ -472,7 +474,7 @@ def frontier_table(model: str, points: list[Point]) -> Table:
     caption = f"Frontier of {model}: the smallest increase of perplexity with at most so many bits per value."
     on_line = [point for line in reached.values() for point in line]
     data = [
-        {"kind": point.kind, "bits": point.bits, **unrounded(point), "frontier": point in on_line} for point in points
+        {"kind": point.kind, "bits": point.bits, **point_row(point), "frontier": point in on_line} for point in points
     ]
     headers = ["quantized", "bits", "format", "remedy", "increase"]
     return Table(
@@ -505,7 +507,7 @@ LOST = Claim(
 )
 
 
-def remedies_findings(points: Sequence[Point]) -> list[Finding]:
+def remedies_findings(points: Sequence[RemedyPoint]) -> list[Finding]:
     """State for each model the fewest bits that hold it, for each of `KINDS`; the format that gains most from a remedy;
     and the formats that no remedy saves. A single draw gives no findings."""
     findings = []
@@ -519,7 +521,7 @@ def remedies_findings(points: Sequence[Point]) -> list[Finding]:
     return findings
 
 
-def _fewest(points: Sequence[Point], kind: str) -> list[Finding]:
+def _fewest(points: Sequence[RemedyPoint], kind: str) -> list[Finding]:
     """State the formats of fewest bits that hold the model beyond scatter; weights on the grid of their file are
     excluded."""
     points = [point for point in points if point.kind == kind and not point.on_grid]
@@ -531,7 +533,7 @@ def _fewest(points: Sequence[Point], kind: str) -> list[Finding]:
     return say(FEWEST, [point._asdict() for point in points[:1]], bool(held), **about)
 
 
-def _saved(formats: Iterable[Sequence[Point]]) -> list[Finding]:
+def _saved(formats: Iterable[Sequence[RemedyPoint]]) -> list[Finding]:
     """State the format whose log-perplexity a remedy reduces most, if that reduction exceeds the next one."""
     pairs = [
         (plain, min(group, key=lambda point: point.cost.mean))
@@ -543,5 +545,5 @@ def _saved(formats: Iterable[Sequence[Point]]) -> list[Finding]:
     return say(SAVED if saves else NO_BENEFIT, rows)
 
 
-def _saving(plain: Point, best: Point) -> Value:
+def _saving(plain: RemedyPoint, best: RemedyPoint) -> Value:
     return plain.increase.minus(best.increase)

@@ -47,7 +47,7 @@ def weight_costs(found: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         style = {"color": color_of(color), "marker": marker, "linestyle": "none", "label": label}
         if places:
             axes.plot(places, 100 * treated["cost"], **style)
-    name_places(axes, [called(*place) for place in rows.groupby("candidate", sort=False)["layer"].first().items()])
+    name_places(axes, [weight_name(*place) for place in rows.groupby("candidate", sort=False)["layer"].first().items()])
     for between in range(1, len(names)):
         axes.axvline(between - 0.5, color="0.9", linewidth=0.6)
     cost_axis(axes, list(100 * rows["cost"]))
@@ -61,7 +61,7 @@ def controlled(costs: pd.DataFrame) -> pd.DataFrame:
     return costs[costs["candidate"].isin(compared) & costs["treatment"].isin(list(TREATMENTS))]
 
 
-def called(candidate: str, layer: int) -> str:
+def weight_name(candidate: str, layer: int) -> str:
     """Name a weight by its layer and place: layer 11 [507, 1229]."""
     return f"layer {layer:.0f} {candidate[candidate.rindex('[') :].replace(',', ', ')}"
 
@@ -164,7 +164,7 @@ def _range(low: str, high: str) -> str:
 
 
 COLUMNS = (
-    ("weight", lambda row: called(row["candidate"], row["layer"])),
+    ("weight", lambda row: weight_name(row["candidate"], row["layer"])),
     ("found by", "{found_by}"),
     ("value", "{value:.3f}"),
     ("KL", "{kl:.4f}"),
@@ -183,7 +183,7 @@ BESIDE_COLUMNS = {
     ),
 }
 SCALED = (
-    ("weight", lambda row: called(row["candidate"], row["layer"])),
+    ("weight", lambda row: weight_name(row["candidate"], row["layer"])),
     ("factor", "{factor:g}"),
     ("perplexity", "{perplexity:.2f}"),
     ("increase (%)", lambda row: percent(*_cost(row).shown, "")),
@@ -217,7 +217,7 @@ def super_weights_findings(rows: list[dict]) -> list[Finding]:
     carrying = list(filter(_carries, told))
     if not carrying:
         largest = max(candidates, key=lambda candidate: abs(candidate["cost"]))
-        of_all = {"size": abs(largest["cost"]), "costliest": called(largest["candidate"], largest["layer"])}
+        of_all = {"size": abs(largest["cost"]), "costliest": weight_name(largest["candidate"], largest["layer"])}
         return say(CARRIED, sorted(told, key=lambda one: -abs(one["cost"])), False, number=len(candidates), **of_all)
     first, which = carrying[:1], "a" if len(carrying) > 1 else "the one"
     scaled = costs[(costs["treatment"] == "scaled") & (costs["candidate"] == first[0]["candidate"])]
@@ -237,7 +237,7 @@ def _told(candidate: dict) -> dict:
     return candidate | {
         "feature": candidate["output"],
         "change": _cost(candidate),
-        "called": called(candidate["candidate"], candidate["layer"]),
+        "called": weight_name(candidate["candidate"], candidate["layer"]),
         "beside": others + largest,
         "reason": NOT_THE_NEURON if candidate["neuron"] < candidate["cost"] / 2 else "",
     }

@@ -3,11 +3,19 @@ bits."""
 
 import pandas as pd
 
-from outliers.published.numbers import TABLE7, Key, numbers_of
+from outliers.published.numbers import TABLE7, CellKey, numbers_of
 from outliers.show.section import Context, Section, printed
 from outliers.show.tables import MISSING, Table, seeds_note
 from outliers.views.causes import trained
-from outliers.views.training import HEADERS, int8_findings, int8_table, perplexities, settings, signed, unrounded
+from outliers.views.training import (
+    HEADERS,
+    int8_findings,
+    int8_table,
+    perplexity_cells,
+    setting_row,
+    settings,
+    signed_increase,
+)
 
 # Rows of Table 9 that our runs measure; the paper prints for vector-wise what Table 10 prints for FFN.
 METHODS = {"32-bit Baseline": "16 bits", "Vector-wise": "FFN"}
@@ -25,10 +33,10 @@ METHODS_CAPTION = (
 
 def table7_section(rows: list[dict], _context: Context | None = None) -> Section:
     plain = {size: ppl for (size, int8, _), ppl in TABLE7.items() if int8 == "16 bits"}
-    columns: dict[str, dict[Key, str]] = {f"{size} (%)": {} for size in plain}
+    columns: dict[str, dict[CellKey, str]] = {f"{size} (%)": {} for size in plain}
     for (size, *setting), ppl in TABLE7.items():
         if setting[0] != "16 bits":
-            columns[f"{size} (%)"][tuple(setting)] = signed(ppl / plain[size])
+            columns[f"{size} (%)"][tuple(setting)] = signed_increase(ppl / plain[size])
     return _section(rows, "Training in int8", "table7", columns, f"{CAPTION} Right: {PAPERS_INCREASE}")
 
 
@@ -36,7 +44,9 @@ def table10_section(rows: list[dict], _context: Context | None = None) -> Sectio
     return _section(rows, "Fine-tuning in int8", "table10", {}, CAPTION)
 
 
-def _section(rows: list[dict], title: str, name: str, published: dict[str, dict[Key, str]], caption: str) -> Section:
+def _section(
+    rows: list[dict], title: str, name: str, published: dict[str, dict[CellKey, str]], caption: str
+) -> Section:
     ends, notes = settings(rows), [seeds_note(trained(rows))]
     tables = [int8_table(name, caption, ends, published)]
     return Section(title, rows, printed(tables, notes), tables, notes=notes, findings=int8_findings(ends, name))
@@ -49,8 +59,8 @@ def table9_section(rows: list[dict], _context: Context | None = None) -> Section
     cells, data = [], []
     for method in dict.fromkeys(method for method, _ in numbers_of("table9", ("method", "task"))):
         setting = ours.get(method)
-        cells.append([method, *(perplexities(setting)[:2] if setting else ("not run", MISSING))])
-        data.append({"method": method, **(unrounded(setting) if setting else {})})
+        cells.append([method, *(perplexity_cells(setting)[:2] if setting else ("not run", MISSING))])
+        data.append({"method": method, **(setting_row(setting) if setting else {})})
     caption = METHODS_CAPTION.format(", ".join(dict.fromkeys(setting.model for setting in ours.values())))
     tables = [Table("table9", caption, ["Method", *HEADERS[:2]], cells, pd.DataFrame(data))]
     notes = [seeds_note(trained(rows))]

@@ -11,12 +11,12 @@ from outliers.show.legends import legend, variant_styles
 from outliers.show.section import Context, Drawing, Finding, Section, printed, together
 from outliers.show.style import figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell, scattered
-from outliers.show.value import DEVIATIONS, Rows, exact, grouped, records, scattered_by, value_of
+from outliers.show.value import DEVIATIONS, RowsOrFrame, comparable_rows, exact, grouped, scattered_by, value_of
 from outliers.show.words import part
 
 
 @figure_function
-def loss_by_position(rows: Rows, *, ax: Axes | None = None) -> Axes:
+def loss_by_position(rows: RowsOrFrame, *, ax: Axes | None = None) -> Axes:
     """Draw the increase of the loss per predicted token, in nats, by position, one line per variant.
 
     Positions are grouped, each group twice as long as the one before; a point is the mean of its group.
@@ -24,7 +24,7 @@ def loss_by_position(rows: Rows, *, ax: Axes | None = None) -> Axes:
     Args:
         rows: of the metric token_losses, of one model.
     """
-    rows = [row for row in records(rows) if row["metric"] == "token_losses.position"]
+    rows = [row for row in comparable_rows(rows) if row["metric"] == "token_losses.position"]
     axes = panels_of(ax, 1, 1, (5.6, 2.8)).item()
     for variant, style in variant_styles(rows).items():
         line = [row for row in rows if row["variant"] == variant]

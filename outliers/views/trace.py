@@ -38,7 +38,7 @@ from outliers.show.maps import Scale, map_on, number_above
 from outliers.show.section import Context, Drawing, Failures, Finding, Section, by_stack, failures
 from outliers.show.style import GREY, HEAT, SEQUENTIAL, Panels, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, wrapped
-from outliers.show.words import Names, amount, ranges
+from outliers.show.words import TokenNamer, amount, ranges
 from outliers.views.emergence import emergence_table, metric_of
 from outliers.views.range import beyond_float16, place_of
 
@@ -91,7 +91,7 @@ def heat_map(trace: "Trace", *, role: str | None = None, ax: Axes | None = None)
     panels = panels_of(ax, len(roles), 1, (7.2, max(2, 0.6 + (1.15 + 0.01 * trace.layers) * len(roles))))
     largest = {role: trace.largest(role).numpy() for role in roles}
     scale = _scales(trace, largest.values(), matplotlib.rcParams["image.cmap"])["log"]
-    outliers, stream = outliers_of(trace), stream_roles(trace)
+    outliers, stream = common_outlier_features(trace), stream_roles(trace)
     places = {place["role"]: place for place in trace.largest_values().to_dict("records")}
     for axes, (role, values) in zip(panels.flat, largest.items(), strict=True):
         image = map_on(axes, values, scale, trace.first_layer)
@@ -164,7 +164,7 @@ def stream_roles(trace: "Trace") -> list[str]:
     return [role for role in ON_STREAM if role in trace.roles]
 
 
-def outliers_of(trace: "Trace") -> list[int]:
+def common_outlier_features(trace: "Trace") -> list[int]:
     """Return the outlier features, the most common first."""
     return trace.outlier_features()["feature"].tolist() if stream_roles(trace) else []
 
@@ -172,7 +172,7 @@ def outliers_of(trace: "Trace") -> list[int]:
 def most_common(trace: "Trace", count: int) -> list[int]:
     """Return at most `count` outlier features, the most common first; without any, the feature closest to the
     criterion."""
-    return outliers_of(trace)[:count] or trace.features()["feature"].tolist()[:1]
+    return common_outlier_features(trace)[:count] or trace.features()["feature"].tolist()[:1]
 
 
 def magnitudes(trace: "Trace") -> "torch.Tensor":
@@ -297,7 +297,7 @@ def trace_rows_section(rows: list[dict], context: Context) -> Section:
     return by_stack(rows, "stack", of_stack)
 
 
-def traced_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Excerpt | None" = None) -> Section:
+def traced_section(trace: "Trace", rows: list[dict], names: TokenNamer, excerpt: "Excerpt | None" = None) -> Section:
     """Show a trace: outlier features, the model's row of Table 4, the largest inputs, massive activations, attention
     sinks, figures.
 
@@ -353,11 +353,11 @@ def _is_of_pictures(trace: "Trace") -> bool:
     return any(kind == PATCH for _, kind in trace.names.values())
 
 
-def _with_names(table: pd.DataFrame, names: Names) -> pd.DataFrame:
+def _with_names(table: pd.DataFrame, names: TokenNamer) -> pd.DataFrame:
     return table.assign(token_text=[names(token) for token in table["token"]])
 
 
-def _largest_inputs(trace: "Trace", names: Names) -> pd.DataFrame:
+def _largest_inputs(trace: "Trace", names: TokenNamer) -> pd.DataFrame:
     largest = _with_names(trace.largest_values(), names)
     return largest.assign(readers=[_readers(trace, role) for role in largest["role"]])
 
@@ -613,7 +613,7 @@ CARRIER_EXPERT = Claim(
 )
 
 
-def trace_findings(trace: "Trace", metrics: Mapping[str, float], names: Names) -> list[Finding]:
+def trace_findings(trace: "Trace", metrics: Mapping[str, float], names: TokenNamer) -> list[Finding]:
     """State the findings of a trace: outlier features, the largest inputs, massive activations, attention and its sink,
     experts.
 
@@ -632,7 +632,7 @@ def _outliers(trace: "Trace") -> list[Finding]:
     return say(NEAREST, every.head(1).to_dict("records"), bool(every["hits"].iloc[0]), **about)
 
 
-def _largest(trace: "Trace", names: Names) -> list[Finding]:
+def _largest(trace: "Trace", names: TokenNamer) -> list[Finding]:
     """State the largest input of all projections, and the largest one among the roles of the criterion."""
     from outliers.tracing.result import STREAM  # imports torch
 
@@ -652,7 +652,7 @@ def _range(trace: "Trace") -> list[Finding]:
     return [Finding(f"{beyond_float16(abs(most['value']), place_of(most))}.", at)]
 
 
-def _massive_finding(trace: "Trace", names: Names) -> list[Finding]:
+def _massive_finding(trace: "Trace", names: TokenNamer) -> list[Finding]:
     massive = trace.massive_activations().query("massive > 0")
     rows = massive.assign(most=massive["value"].abs(), called=massive["token"].map(names)).to_dict("records")
     return say(MASSIVE_AFTER, rows, layers=massive["layer"].tolist())
@@ -668,7 +668,7 @@ def _sink(trace: "Trace") -> list[Finding]:
     return say(SINK_AT, [most] if most["share"] and most["position"] <= len(shares) / 2 else [])
 
 
-def _expert(trace: "Trace", names: Names) -> list[Finding]:
+def _expert(trace: "Trace", names: TokenNamer) -> list[Finding]:
     """State which experts no token chose, the share of the most chosen expert, and the one that adds a massive
     value."""
     if not trace.experts:
@@ -691,7 +691,7 @@ OF_STACK = {
 }
 
 
-def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", names: Names) -> Explorer:
+def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", names: TokenNamer) -> Explorer:
     """Make an explorer with a map of the largest |x| by layer and feature for each role, and the text at telling
     features if an excerpt was kept.
 

@@ -79,31 +79,31 @@ def int8_table(name: str, caption: str, ends: Sequence[Setting], published: dict
             setting.model,
             *("yes" if part in setting.int8 else "" for part in RECIPE_PARTS.values()),
             setting.decomposition,
-            *perplexities(setting),
+            *perplexity_cells(setting),
             *(column.get(setting.key, MISSING) for column in published.values()),
         ]
         for setting in ends
     ]
     headers = ["Model", "FFN", "Linear", "Attention", "Decomp", *HEADERS, *published]
-    return Table(name, caption, headers, cells, pd.DataFrame(map(unrounded, ends)), names=5)
+    return Table(name, caption, headers, cells, pd.DataFrame(map(setting_row, ends)), names=5)
 
 
-def perplexities(setting: Setting) -> list[str]:
+def perplexity_cells(setting: Setting) -> list[str]:
     """Format both perplexities of a setting, each with its increase over 16 bits."""
     pairs = ((setting.perplexity, setting.increase), (setting.exact, setting.exact_increase))
     return [text for ppl, more in pairs for text in (cell(".2f", ppl.value, ppl.reach), _with_interval(more))]
 
 
 def _with_interval(more: Mean | None) -> str:
-    return MISSING if more is None else with_interval(signed, more.value, *(more.interval or ()))
+    return MISSING if more is None else with_interval(signed_increase, more.value, *(more.interval or ()))
 
 
-def signed(ratio: float) -> str:
+def signed_increase(ratio: float) -> str:
     """Write the increase that a ratio stands for, in per cent with its sign."""
     return f"{100 * (ratio - 1):+z.1f}"
 
 
-def unrounded(setting: Setting) -> dict:
+def setting_row(setting: Setting) -> dict:
     """Return a setting as a row of the CSV file."""
     row = {name: getattr(setting, name) for name in ("run", "model", "parameters", "int8", "decomposition")}
     for name in ("perplexity", "exact"):

@@ -15,7 +15,7 @@ from outliers.show.legends import explained, variant_legend, variant_styles
 from outliers.show.section import Context, Drawing, Finding, Section
 from outliers.show.style import GREY, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell
-from outliers.show.value import Rows, Value, averaged, exact, grouped, records, value_of
+from outliers.show.value import RowsOrFrame, Value, averaged, comparable_rows, exact, grouped, value_of
 from outliers.show.words import count, listed
 
 # Accuracy of guessing; unknown for tasks that are not listed.
@@ -70,7 +70,7 @@ def mean_chance(rows: list[dict]) -> float | None:
 
 
 @figure_function
-def accuracy_by_size(rows: Rows, *, ax: Axes | None = None) -> Axes:
+def accuracy_by_size(rows: RowsOrFrame, *, ax: Axes | None = None) -> Axes:
     """Draw Figure 1 of the paper: mean zero-shot accuracy in per cent against parameters, one line per variant and
     architecture.
 
@@ -82,7 +82,7 @@ def accuracy_by_size(rows: Rows, *, ax: Axes | None = None) -> Axes:
     Args:
         rows: of zero-shot tasks.
     """
-    rows = records(rows)
+    rows = comparable_rows(rows)
     means = mean_accuracy(rows)
     styles = variant_styles(means)
     axes = panels_of(ax, 1, 1, (5.6, 3.2)).item()

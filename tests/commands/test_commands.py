@@ -38,8 +38,8 @@ from outliers.models.load import load_tokenizer
 from outliers.models.names import POCKET
 from outliers.paper import report as artefacts
 from outliers.runs.reprint import output_key
-from outliers.runs.rows import read
-from outliers.terminal.command import app_of, run
+from outliers.runs.rows import read_rows
+from outliers.terminal.command import app_of, run_command
 from outliers.terminal.options import options
 from tests.conftest import needs_harness
 from tests.small_models import names_of
@@ -115,7 +115,7 @@ def test_schemes_have_fp32_beside_them(command, option, monkeypatch, capsys, tmp
     """On a command line: from Python one gets what one asks for."""
     asked = [*SMALL[:6], option, "absmax", option, "absmax-row", "--out", tmp_path]
     assert call(monkeypatch, capsys, *asked, command=command)[0] == 0
-    assert [row.request["variant"] for row in read(tmp_path)] == ["fp32", "absmax", "absmax-row"]
+    assert [row.request["variant"] for row in read_rows(tmp_path)] == ["fp32", "absmax", "absmax-row"]
 
 
 def test_a_trace_stays_beside_those_of_other_requests(monkeypatch, calls_of, capsys, tmp_path):
@@ -138,7 +138,7 @@ def test_a_finished_page_of_a_model_prints_again_at_once(monkeypatch, calls_of, 
     spec = [one for one in artefacts.experiments_of(*look[:1], models=look[1:2]) if one.shows == "trace"]
     monkeypatch.setattr(artefacts, "experiments_of", lambda *given: spec)
     first = call(monkeypatch, capsys, *look, command="report")
-    measured = calls_of("outliers.paper.report.report")
+    measured = calls_of("outliers.paper.report.report_experiments")
     assert call(monkeypatch, capsys, *look, command="report") == (0, first[1], "")
     assert not measured
     (tmp_path / "report.html").write_text("")
@@ -414,7 +414,7 @@ def test_a_model_is_named_in_the_same_way(specified, command):
 def test_models_of_a_report(monkeypatch, capsys, typed, name, models):
     asked = []
     monkeypatch.setattr("outliers.config.validate.check_configs", list)
-    monkeypatch.setattr(artefacts, "report", lambda *arguments: asked.append(arguments) or ("the page", []))
+    monkeypatch.setattr(artefacts, "report_experiments", lambda *arguments: asked.append(arguments) or ("the page", []))
     assert call(monkeypatch, capsys, *typed.split(), command="report") == (0, "the page\n", "")
     assert [(asked[0][0], asked[0][-1])] == [(name, models)]
 
@@ -468,7 +468,7 @@ def test_a_warning_is_a_line(monkeypatch, capsys):
         warnings.warn("the kettle\nis hot", stacklevel=1)
 
     type_words(monkeypatch, "warn")
-    run(warn)
+    run_command(warn)
     assert capsys.readouterr().err == "warning: the kettle\nis hot\n"
 
 
@@ -501,7 +501,7 @@ def test_a_field_is_an_option(monkeypatch, capsys):
     pick.__annotations__ = options(Basket, without=["trees"])
     monkeypatch.setenv("COLUMNS", "200")
     type_words(monkeypatch, "pick", "--help")
-    run(pick)
+    run_command(pick)
     said = [" ".join(line.strip("│ ").split()) for line in capsys.readouterr().out.splitlines() if "--" in line]
     assert [line for line in said if "--help" not in line and "--debug" not in line] == [
         "--kilos <int> Weight.",
@@ -514,7 +514,7 @@ def test_a_field_is_an_option(monkeypatch, capsys):
         "--of <str> Whose; by default nobody's.",
     ]
     type_words(monkeypatch, "pick", "--sort=a,b", "--sorts=c", "--rain-water=0.5", "--pick", "--of=x")
-    run(pick)
+    run_command(pick)
     assert {name: value for name, value in given.items() if value is not None} == {
         "sorts": ["a,b", "c"],
         "rain_water": "0.5",  # which the field reads

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from triton.runtime.interpreter import GridExecutor
 
 import outliers
-from outliers.metrics.graphs import Steps
+from outliers.metrics.graphs import DecodeSteps
 from outliers.models.anatomy.trust import check_found
 from outliers.models.decoder import run_decoder
 from outliers.quantization.int8 import Int8Linear
@@ -155,7 +155,7 @@ def test_a_layer_of_an_evaluation(name):
 def test_a_decode_step_of_an_int8_model_reads_nothing(case):
     """As the CUDA graph has to, which holds it; each layer is one kernel."""
     model = outliers.quantize(make_model(case).eval(), "llm.int8", keep="int8")
-    steps, layers = Steps(model, 2, 8), sum(isinstance(one, Int8Linear) for one in model.modules())
+    steps, layers = DecodeSteps(model, 2, 8), sum(isinstance(one, Int8Linear) for one in model.modules())
     found = count(steps.decode)
     assert (found.kernels, found.reads) == (layers, 0)
 

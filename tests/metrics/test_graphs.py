@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outliers import load_model, quantize
-from outliers.metrics.graphs import Steps, captured_steps, next_ids
+from outliers.metrics.graphs import DecodeSteps, captured_steps, next_ids
 from outliers.metrics.latency import latency
 from tests.conftest import needs_smollm2
 from tests.metrics.test_latency import generated
@@ -18,7 +18,7 @@ TOKENS = 8
 
 def decoded(model, prompts: torch.Tensor) -> torch.Tensor:
     """Tokens of a second generation with the same memory."""
-    steps = Steps(model, len(prompts), prompts.shape[1] + TOKENS)
+    steps = DecodeSteps(model, len(prompts), prompts.shape[1] + TOKENS)
     for _ in range(2):
         steps.cache.reset()
         ids = [next_ids(model, prompts, steps.cache)]

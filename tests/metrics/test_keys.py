@@ -13,7 +13,7 @@ import outliers
 from outliers import perplexity, run
 from outliers.commands.origins import ACCOUNT_PARTS, Account, ToAccount
 from outliers.errors import BrokenModel
-from outliers.metrics.keys import Sums, observed_channels
+from outliers.metrics.keys import ChannelSums, observed_channels
 from outliers.metrics.records import AFTER, BEFORE
 from outliers.models.anatomy import decoder_layers
 from outliers.models.anatomy.examples import Examples
@@ -131,7 +131,7 @@ def test_encoders_are_shown_too():
 def test_sums_of_any_two_parts_are_those_of_the_whole(numbers, cut):
     x = torch.tensor(numbers).view(-1, 1, 3)
     cut = min(cut, len(x) - 1)
-    joined, whole = Sums.of(x[:cut]).joined(Sums.of(x[cut:])), Sums.of(x)
+    joined, whole = ChannelSums.of(x[:cut]).joined(ChannelSums.of(x[cut:])), ChannelSums.of(x)
     assert joined.count == whole.count and torch.equal(joined.largest.abs(), whole.largest.abs())
     assert joined.total.allclose(whole.total) and joined.squares.allclose(whole.squares)
     assert (joined.constant <= 1 + 1e-9).all(), "no mean is larger than the root of the mean square"
@@ -139,7 +139,7 @@ def test_sums_of_any_two_parts_are_those_of_the_whole(numbers, cut):
 
 def test_a_channel_that_never_changes_is_constant():
     x = torch.tensor([[3.0, 0.0, 1.0], [3.0, 0.0, -1.0]])[:, None]
-    assert Sums.of(x).constant.tolist() == [[1, 1, 0]]
+    assert ChannelSums.of(x).constant.tolist() == [[1, 1, 0]]
 
 
 def test_statistics_do_not_grow_with_the_text(blocks):

@@ -16,7 +16,7 @@ from outliers import UserError, load_int8, load_model, load_quantized, quantize,
 from outliers.commands.latency import Latency
 from outliers.config.files import make_experiment, read_experiment
 from outliers.metrics.latency import Timings, latency, quartiles
-from outliers.metrics.linear_layer import LEAST_ROUNDS, OUTLIERS, milliseconds, rows_of, ways
+from outliers.metrics.linear_layer import LEAST_ROUNDS, OUTLIERS, milliseconds, timing_rows, ways
 from outliers.models.anatomy import projections
 from outliers.paper.linear_layers import LinearLayers
 from outliers.quantization.linear import stored_weight
@@ -262,7 +262,7 @@ def test_ways_are_timed_in_turn():
 
 def test_rows_of_ways():
     times = {"16 bits": [4.0, 8.0, 10.0], "other": [8.0, 2.0, 5.0]}
-    rows = {row["way"]: row for row in rows_of((10, 20, 30), times)}
+    rows = {row["way"]: row for row in timing_rows((10, 20, 30), times)}
     assert [row["times_16_bits"] for row in rows.values()] == [1, 2]
     assert (rows["other"]["times_16_bits_q1"], rows["other"]["times_16_bits_q3"]) == (1.25, 3)
     assert [rows["other"][f"milliseconds{end}"] for end in ("", "_q1", "_q3")] == [5, 3.5, 6.5]

@@ -10,7 +10,7 @@ from transformers.masking_utils import eager_mask
 
 import outliers
 from outliers.metrics.range import block_sums, largest_numbers
-from outliers.models.anatomy import decoder_layers, readers
+from outliers.models.anatomy import decoder_layers, state_readers
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import AS_IT_IS
 from tests.small_models import make_model
@@ -44,7 +44,7 @@ def test_numbers_are_those_of_hooks(case):
         )
 
     with ExitStack() as stack:
-        for part in readers(model):  # blocks of mixtures among them
+        for part in state_readers(model):  # blocks of mixtures among them
             stack.enter_context(part.module.register_forward_hook(hook_of(part)))
         for number, layer in enumerate(decoder_layers(model)):
             stack.enter_context(layer.register_forward_hook(hook_of_layer(number)))

@@ -16,7 +16,7 @@ from outliers.metrics.records import Candidates
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.quantization.linear import stored_weight
 from outliers.runs.loaded import measured
-from outliers.runs.stages.super_weights import CONTROLLED, compared, scalings, search_stages, treatments
+from outliers.runs.stages.super_weights import CONTROLLED, compared, scalings, super_weight_stages, treatments
 from outliers.subjects.given import Given
 from outliers.variants.massive import Massive
 from outliers.variants.term import Weight
@@ -57,7 +57,7 @@ def with_super_weight(case: str, seed: int):
 
 def section_of(model, blocks):
     given = Given(model, list(blocks))
-    records = measured(given, search_stages(given))
+    records = measured(given, super_weight_stages(given))
     return account_section([record | {"model": "a/model"} for record in records])
 
 

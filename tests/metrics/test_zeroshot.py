@@ -16,7 +16,7 @@ import yaml
 from outliers import UserError, load_model, load_tokenizer, quantize, run
 from outliers.commands.zeroshot import ZeroShot
 from outliers.metrics import zeroshot as module
-from outliers.metrics.records import ZeroShot as Metric
+from outliers.metrics.records import ZeroShotMetric as Metric
 from outliers.metrics.zeroshot import FOLDER, STANDARD_ERRORS, _task, documents_hash, load_tasks, zeroshot
 from outliers.paper.artefacts import ARTEFACTS
 from outliers.views.zeroshot import (

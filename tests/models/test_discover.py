@@ -13,7 +13,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from outliers import anatomy
 from outliers.criterion import QUANTIZED
 from outliers.errors import UserError
-from outliers.models.anatomy import anatomy_of, found, layers_of, readers
+from outliers.models.anatomy import anatomy_of, found, layers_of, state_readers
 from outliers.models.anatomy.discovery import find_stacks
 from outliers.models.anatomy.row import Anatomy
 from scripts.every_type import tiny
@@ -123,7 +123,7 @@ LAYERS = {
 def test_the_last_layer_of_a_type_as_its_code_has_it(kind):
     model = tiny(kind)
     layer, found = layers_of(model)[-1], {}
-    for one in readers(model, layer.number):
+    for one in state_readers(model, layer.number):
         if ".experts" not in one.path:
             found.setdefault(one.place[1], []).append(one.path.removeprefix(f"{layer.path}."))
     anatomy = layer.anatomy
@@ -232,7 +232,7 @@ def kind_of(layer: type[nn.Module]) -> Anatomy:
     with torch.device("meta"):
         model, ids = Stacked(layer), torch.zeros(1, 13, dtype=torch.int64)
     (stack,) = find_stacks(model, {"input_ids": ids})
-    assert stack.kinds == (0, 0)
+    assert stack.kind_numbers == (0, 0)
     return stack
 
 

@@ -316,7 +316,7 @@ def test_gradients_are_those_of_the_weights_that_codes_stand_for(scheme):
     layer, x, out = Int8Linear(nn.Linear(32, 8), get_scheme(scheme)), torch.randn(3, 5, 32), torch.randn(3, 5, 8)
     basis = torch.eye(32)
     if scheme == "absmax+hadamard":
-        basis = layer.here.transforms[0].do("hidden_states", basis, layer.fitted)
+        basis = layer.here.transforms[0].call("hidden_states", basis, layer.fitted)
     exact = nn.Linear(32, 8)
     with torch.no_grad():
         exact.weight.copy_(layer._quantized().dequantize() @ basis.T)

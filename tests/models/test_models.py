@@ -10,7 +10,7 @@ from transformers.utils import logging
 
 from outliers import load_model, load_tokenizer, plant, trace
 from outliers.errors import UserError, reason_of
-from outliers.models.anatomy import anatomy_of, context_length, projections, readers
+from outliers.models.anatomy import anatomy_of, context_length, projections, state_readers
 from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.ladder import LADDER
 from outliers.models.skeleton import skeleton
@@ -32,7 +32,7 @@ def test_roles_are_what_their_names_say(case, blocks):
     for p in projections(model):
         assert (attention in p.path) == (p.role in ("attn_in", "attn_out"))
         assert p.role not in ("attn_out", "ffn_out") or shape(p.module)[1] == 32, "it is added to the hidden states"
-    for p in readers(model):
+    for p in state_readers(model):
         p.module.register_forward_pre_hook(lambda _, x, p=p: seen.setdefault(p.place, []).append(x[0].flatten(0, -2)))
     model(blocks[:1])
     for (_, role), inputs in seen.items():  # of experts, each of which reads some of the tokens, a state each

@@ -14,7 +14,7 @@ from outliers.commands.trace import OneModel
 from outliers.criterion import OF_EVERY_STACK, RESIDUAL, in_transformerlens
 from outliers.metrics.keys import observed_channels
 from outliers.metrics.records import AFTER, ATTENDED, BEFORE
-from outliers.models.anatomy.names import names_of
+from outliers.models.anatomy.names import state_names
 from tests.small_models import make_model
 from tests.typed import call
 
@@ -145,7 +145,7 @@ def test_stacks_have_no_names_in_transformerlens():
     model = outliers.load_model("pocket/t5-1.9m")
     with pytest.raises(UserError, match="several stacks"), outliers.hooks(model, print, names="transformerlens"):
         pass
-    assert "encoder.block[0].layer[0].SelfAttention.q.input" in names_of(model, "nnsight").values()
+    assert "encoder.block[0].layer[0].SelfAttention.q.input" in state_names(model, "nnsight").values()
 
 
 def test_a_trace_knows_the_names(model, blocks, tmp_path):
@@ -153,7 +153,7 @@ def test_a_trace_knows_the_names(model, blocks, tmp_path):
     found = Trace.load(tmp_path / "trace").hooks()
     for tool in ("transformerlens", "nnsight"):
         names = dict(zip(zip(found["layer"], found["role"], strict=True), found[tool], strict=True))
-        assert names == {state: name for state, name in names_of(model, tool).items() if state in names}
+        assert names == {state: name for state, name in state_names(model, tool).items() if state in names}
     assert list(found.columns) == ["layer", "role", "transformerlens", "nnsight"]
 
 

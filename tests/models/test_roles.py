@@ -13,7 +13,7 @@ import outliers
 from outliers import trace
 from outliers.criterion import QUANTIZED, ROUTER
 from outliers.errors import UserError
-from outliers.models.anatomy import layers_of, readers
+from outliers.models.anatomy import layers_of, state_readers
 from outliers.models.hooks import attached, input_hooks
 from outliers.models.load import weights_hash
 from outliers.models.stream import stream_model
@@ -84,7 +84,7 @@ def test_a_trace_has_the_input_of_every_projection(kind, tmp_path):
 def test_a_state_that_several_shapes_show_is_changed_once():
     """Routers and shared experts read the state of a mixture in other shapes; values that were turned stay so."""
     model, seen = tiny("qwen2_moe"), []
-    places = [reader for reader in readers(model, 0) if reader.role == "ffn_in"]
+    places = [reader for reader in state_readers(model, 0) if reader.role == "ffn_in"]
     assert len(places) > 1
     router = model.get_submodule(f"{layers_of(model)[0].path}.mlp.gate")
     for change in (lambda *_state: None, lambda _layer, _role, x: x.flip(0)):

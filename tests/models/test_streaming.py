@@ -35,7 +35,7 @@ from outliers.models.anatomy import anatomy_of, decoder_layers, experts_of, laye
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
 from outliers.models.stored.tensors import Lazy, WeightFile
-from outliers.models.stream import Watched, give_memory_back, stream_model
+from outliers.models.stream import WatchedVariant, give_memory_back, stream_model
 from outliers.quantization.schemes import TABLE1, get_scheme
 from outliers.subjects.causal import Causal
 from outliers.subjects.model_cache import ModelCache
@@ -300,7 +300,7 @@ def test_codes_of_a_layer_are_gone_before_the_next_is_read(case, tmp_path, block
     streamed.stream.stored = {name: reading(lazy) if ".layers.1." in name else lazy for name, lazy in stored.items()}
     gc.disable()
     try:
-        perplexities(streamed, blocks, [Watched(variant("absmax"), see)])
+        perplexities(streamed, blocks, [WatchedVariant(variant("absmax"), see)])
     finally:
         gc.enable()
     assert left and alive and not any(alive)

@@ -22,7 +22,7 @@ from outliers.metrics.measurement import MemoryNeeds, stored_bytes
 from outliers.models.load import find_config, load_model, weights_hash
 from outliers.models.names import POCKET, pocket_models
 from outliers.quantization.schemes import get_scheme
-from outliers.runs.forecast import ModelRun, Room, forecast, shape_of
+from outliers.runs.forecast import FreeBytes, ModelRun, forecast, model_shape
 from outliers.show.value import Value
 from outliers.terminal.command import app_of
 from outliers.views.causes import trained
@@ -148,11 +148,11 @@ def test_kept_rows_are_of_the_models_that_this_repository_names(model):
 def test_the_example_of_a_refusal():
     """The command sweep with OPT-6.7B where 23.5 GB are free."""
     spec = Sweep(models=["facebook/opt-6.7b"])
-    sizes = shape_of(find_config("facebook/opt-6.7b"))
+    sizes = model_shape(find_config("facebook/opt-6.7b"))
     per_weight = tuple(stored_bytes([get_scheme(name)]) for name in spec.schemes)
     needs = MemoryNeeds(per_weight, variants=len(spec.schemes))
     run = ModelRun("opt-6.7b", sizes, 0, needs, "float32", "cpu", False, None, spec.block, spec.blocks)
-    room = Room(23_500_000_000, 23_500_000_000, 10**12, 10**12)
+    room = FreeBytes(23_500_000_000, 23_500_000_000, 10**12, 10**12)
     with pytest.raises(UserError) as refused:
         forecast([run], room)
     assert f"```text\nerror: {refused.value}\n```" in read("docs/large-models.md")

@@ -19,7 +19,7 @@ from outliers.metrics.records import metrics
 from outliers.paper.artefacts import ARTEFACTS, BEYOND
 from outliers.paper.linear_layers import LinearLayers
 from outliers.paper.published import Artefact, Published, comparison
-from outliers.paper.report import experiments_of, report
+from outliers.paper.report import experiments_of, report_experiments
 from outliers.published.facts import published_elsewhere
 from outliers.published.numbers import published_models
 from outliers.quantization.schemes import TABLE1
@@ -169,7 +169,7 @@ def test_a_new_table_is_one_row_its_experiments_and_its_values(tmp_path, monkeyp
     table2 = Artefact("Table 2", Sweep, published, _own, lambda rows, _context: section._replace(rows=rows))
     monkeypatch.setitem(ARTEFACTS, "table2", table2)
     (tmp_path / "table2.yaml").write_text(SMALL.replace("table1", "table2"))
-    said = report(str(tmp_path / "table2.yaml"), tmp_path / "out")[0]
+    said = report_experiments(str(tmp_path / "table2.yaml"), tmp_path / "out")[0]
     assert "Table 2: one more" in said
     assert re.search(r"gpt2-0.1m +fp32 +\d+\.?\d* +1 ", said)
 
@@ -262,7 +262,7 @@ def small_set(tmp_path, ship):
 
 def test_a_set_goes_on_past_what_cannot_run(small_set, calls_of):
     loaded = calls_of("outliers.subjects.model_cache.load_model")
-    said = report("small", small_set)[0]
+    said = report_experiments("small", small_set)[0]
     assert len(loaded) == 1, "the measurements of a page share a model"
     assert "Not run: file 'nowhere/piqa_valid.jsonl' does not exist" in said
     page = (small_set / "report.html").read_text()
@@ -272,7 +272,7 @@ def test_a_set_goes_on_past_what_cannot_run(small_set, calls_of):
     assert (small_set / "table1" / "table1.md").exists()
     assert (small_set / "table4" / "figure4b.svg").exists()
     assert not (small_set / "figure1").exists()
-    again = report("small", small_set, redraw=True)[0]
+    again = report_experiments("small", small_set, redraw=True)[0]
     assert "has no finished rows" in again
     assert again.partition("Table 4")[2] == said.partition("Table 4")[2], "drawn again, it is the same"
 
@@ -280,7 +280,7 @@ def test_a_set_goes_on_past_what_cannot_run(small_set, calls_of):
 def test_models_that_cannot_be_reached_are_named_and_the_others_measured(tmp_path):
     models = "models: [pocket/gpt2-0.1m, pocket/nothing, pocket/gpt2-0.5m]"
     (tmp_path / "mine.yaml").write_text(SMALL.replace("models: [pocket/gpt2-0.1m]", models))
-    said = report(str(tmp_path / "mine.yaml"), tmp_path / "out")[0]
+    said = report_experiments(str(tmp_path / "mine.yaml"), tmp_path / "out")[0]
     assert "Not run: pocket/nothing: unknown model 'pocket/nothing'" in said
     assert "Not run: pocket/nothing" in (tmp_path / "out" / "report.html").read_text()
     lines = (tmp_path / "out" / "table1.md").read_text().splitlines()
@@ -303,8 +303,8 @@ def test_redrawing_needs_no_model_and_gives_the_same_tables(tmp_path):
     program = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from outliers.paper.report import report\n"
-        f"report('pocket', Path({str(folder)!r}), force=False, redraw=True)\n"
+        "from outliers.paper.report import report_experiments\n"
+        f"report_experiments('pocket', Path({str(folder)!r}), force=False, redraw=True)\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -19,7 +19,7 @@ from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.decoder import run_decoder
 from outliers.quantization.peers import weight_of
 from outliers.quantization.schemes import get_scheme
-from outliers.runs.forecast import Room, model_run_of, need_of
+from outliers.runs.forecast import FreeBytes, model_run_of, need_of
 from outliers.runs.frame import records_in
 from outliers.subjects.causal import Causal
 from outliers.variants.peer import Against
@@ -298,5 +298,5 @@ def test_the_forecast_counts_the_other_model(model):
     weights = sum(parameter.nbytes for parameter in model.parameters())
     of_model = model_run_of(Causal(MODEL, None, Damage(**SMALL)), MemoryNeeds())
     needs = [of_model._replace(memory_needs=MemoryNeeds(others=count)) for count in (0, 2)]
-    alone, beside = (need_of(one, Room(2**40)).memory for one in needs)
+    alone, beside = (need_of(one, FreeBytes(2**40)).memory for one in needs)
     assert beside - alone == pytest.approx(3 * weights, rel=0.01)  # two models, and what reading leaves of the heap

@@ -18,7 +18,7 @@ from outliers.commands.latency import Latency
 from outliers.config.fields import FieldError
 from outliers.metrics.damages import damages_of
 from outliers.models.anatomy import anatomy_of, decoder_layers, family_of
-from outliers.models.attention import attends
+from outliers.models.attention import change_attention
 from outliers.models.skeleton import skeleton
 from outliers.quantization.attention import AttentionProducts, int8_attention
 from outliers.quantization.convert import check_attends
@@ -88,7 +88,7 @@ def test_a_row_is_the_perplexity_of_a_model_put_under_it_by_hand(tmp_path, name)
     before = outliers.perplexity(model, blocks)
     for layer in decoder_layers(model):
         attention = layer.get_submodule(anatomy_of(model.config).attention)
-        attends(attention, function=partial(int8_attention, AttentionProducts(BY_HAND[name], BY_HAND[name])))
+        change_attention(attention, function=partial(int8_attention, AttentionProducts(BY_HAND[name], BY_HAND[name])))
     assert row["value"] == outliers.perplexity(model, blocks) != before
 
 

@@ -14,7 +14,7 @@ import outliers
 from outliers import UserError, calibrate, perplexities, perplexity
 from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.quantization.cache_formats import CacheFormat, Formats
-from outliers.quantization.caches import Codes, cache_bits, through
+from outliers.quantization.caches import CacheCodes, cache_bits, through
 from tests.conftest import in_turn
 from tests.small_models import make_model
 from tests.typed import call
@@ -40,7 +40,7 @@ def states() -> torch.Tensor:
 
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_codes_by_token(states, bits):
-    torch.testing.assert_close(Codes.of(states, bits, None).states(bits).double(), by_definition(states, bits))
+    torch.testing.assert_close(CacheCodes.of(states, bits, None).states(bits).double(), by_definition(states, bits))
     torch.testing.assert_close(through(states, CacheFormat(f"int{bits}")).double(), by_definition(states, bits))
 
 

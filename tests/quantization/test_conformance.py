@@ -78,7 +78,7 @@ def cannot_keep(scheme) -> str | None:
     """Why there is no int8 model under a scheme."""
     if scheme.weights is None:
         return "quantizes no "
-    if scheme.doing("around"):
+    if scheme.remedies_with("around"):
         return "multiplies some tokens with exact weights"
     if not FORMATS[scheme.weights.format].integers:
         return rf"has weights in {scheme.weights.format}, whose codes are no int8; expected int8 or int6 .*keep='exact'"

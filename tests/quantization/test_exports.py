@@ -22,7 +22,7 @@ from outliers.errors import UserError
 from outliers.models.anatomy import experts_of, projections
 from outliers.quantization.plans.assigned import patterns
 from outliers.quantization.plans.exports import EXPORTS, export_text
-from outliers.variants.draw import drawn, scattered
+from outliers.variants.draw import drawn, value_over_draws
 from tests import gguf_files
 from tests.conftest import C4, STORIES, needs_shared
 from tests.models.test_experts import made as mixture
@@ -281,7 +281,7 @@ def test_perplexities_are_within_scatter_of_ours(format, scheme, stories):
         outliers.quantize(model, scheme, skip=plan.exact),
         APPLIED[format](model, outliers.export(plan, format, model)),
     )
-    ours, theirs = (scattered([perplexity(one, blocks, draw) for draw in range(DRAWS)]) for one in made)
+    ours, theirs = (value_over_draws([perplexity(one, blocks, draw) for draw in range(DRAWS)]) for one in made)
     deviation = math.hypot(ours["standard_deviation"], theirs["standard_deviation"])
     assert abs(ours["value"] - theirs["value"]) < 3 * deviation  # two, and one for CPUs that sum in another order
 

@@ -10,7 +10,7 @@ import torch
 import outliers
 from outliers.commands.trace import OneModel
 from outliers.errors import UserError
-from outliers.models.anatomy import projections, readers
+from outliers.models.anatomy import projections, state_readers
 from outliers.models.anatomy.experts import call_by_projection
 from tests.conftest import few_kinds
 from tests.small_models import inputs_of, make_model, make_tokenizer, trace_model
@@ -34,7 +34,10 @@ def weights_of(tensors: dict) -> set[str]:
 def sums(model, blocks) -> dict[str, torch.Tensor]:
     """The sums of squares of what each projection, or router, is called with, float64, by its path."""
     model.set_attn_implementation("eager")  # as a trace attends: another order of sums is 1e-6 away
-    with torch.no_grad(), inputs_of({one.path: one.module for one in readers(model) if one.expert is None}) as seen:
+    with (
+        torch.no_grad(),
+        inputs_of({one.path: one.module for one in state_readers(model) if one.expert is None}) as seen,
+    ):
         for block in blocks:
             model(block[None], use_cache=False)
     return {path: sum(x.flatten(0, -2).double().square().sum(0) for x in xs) for path, xs in seen.items()}
@@ -66,7 +69,7 @@ def _paths(model) -> dict[str, str]:
 
     model_type = {"mistral": "llama", "mixtral": "llama", "gpt_neox": "gptneox"}.get(model.config.model_type)
     names = get_gguf_hf_weights_map(model, TensorProcessor(config=model.config.to_dict()), model_type)
-    ours = {one.path for one in readers(model)}
+    ours = {one.path for one in state_readers(model)}
     return {name: path.removesuffix(".weight") for name, path in names.items() if path.removesuffix(".weight") in ours}
 
 

@@ -25,7 +25,7 @@ from outliers.quantization.linear import QuantizedLinear, operand_of
 from outliers.quantization.magnitudes import Magnitudes
 from outliers.quantization.remedies import REMEDIES, Remedy, RemedyKind, Transform
 from outliers.quantization.remedies.clip import clip
-from outliers.quantization.remedies.hadamard import drawn, rotate
+from outliers.quantization.remedies.hadamard import random_rotation, rotate
 from outliers.quantization.remedies.smoothing import factors
 from outliers.quantization.schemes import get_scheme, read_scheme, write_scheme
 from outliers.text.blocks import tokens_hash
@@ -48,7 +48,7 @@ def magnitudes_of(x: torch.Tensor, *weights: torch.Tensor) -> Magnitudes:
 
 @pytest.mark.parametrize("width", [1, 2, 4, 32, 64, 512, 2048])
 def test_a_rotation_is_hadamards_where_the_width_is_a_power_of_two(width):
-    x, made = torch.randn(5, width, dtype=torch.float64), drawn(torch.empty(1, width, dtype=torch.float64), 0)
+    x, made = torch.randn(5, width, dtype=torch.float64), random_rotation(torch.empty(1, width, dtype=torch.float64), 0)
     signs = made[:width]
     assert made.shape == (width + 1,)
     assert made[width] == 1
@@ -62,28 +62,30 @@ def test_a_rotation_is_hadamards_where_the_width_is_a_power_of_two(width):
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 300), st.integers(0, 2**40))
 def test_a_rotation_is_orthogonal_at_any_width(width, seed):
-    made = drawn(torch.empty(3, width, dtype=torch.float64), seed)
+    made = random_rotation(torch.empty(3, width, dtype=torch.float64), seed)
     turned = rotate(torch.eye(width, dtype=torch.float64), made)
     assert torch.allclose(turned @ turned.T, torch.eye(width, dtype=torch.float64), rtol=0, atol=1e-12)
-    assert torch.equal(made, drawn(torch.empty(7, width, dtype=torch.float64), seed)), "one width, one rotation"
+    assert torch.equal(made, random_rotation(torch.empty(7, width, dtype=torch.float64), seed)), (
+        "one width, one rotation"
+    )
 
 
 @pytest.mark.parametrize("width", [576, 768, 1536, 129])
 def test_a_rotation_spreads_what_is_large(width):
     x = torch.zeros(1, width)
     x[0, 7] = 1000.0
-    turned = rotate(x, drawn(x, 0))
+    turned = rotate(x, random_rotation(x, 0))
     assert turned.dtype == torch.float32
     assert turned.norm() == pytest.approx(1000, rel=1e-5)
     largest = 1000 / math.sqrt(width & -width)  # where the orthogonal factor spreads nothing
     assert turned.abs().max() <= largest * 1.001
-    assert not torch.equal(turned, rotate(x, drawn(x, 1))), "another seed, another rotation"
-    assert rotate(x.bfloat16(), drawn(x.bfloat16(), 0)).dtype == torch.float32
+    assert not torch.equal(turned, rotate(x, random_rotation(x, 1))), "another seed, another rotation"
+    assert rotate(x.bfloat16(), random_rotation(x.bfloat16(), 0)).dtype == torch.float32
 
 
 def test_a_rotation_is_drawn_evenly():
     """Q of a QR decomposition alone has a first entry that is never positive: R takes its sign."""
-    first = torch.stack([drawn(torch.empty(1, 9), seed)[9] for seed in range(20)])
+    first = torch.stack([random_rotation(torch.empty(1, 9), seed)[9] for seed in range(20)])
     assert 5 <= (first > 0).sum() <= 15
 
 
@@ -233,7 +235,7 @@ def test_what_is_rotated_is_clipped_and_decomposed(kind):
     """Features are outliers by their values behind the rotation, and clipping leaves these features as they are."""
     torch.manual_seed(0)
     plain, rotated, y = nn.Linear(24, 8), nn.Linear(24, 8), torch.randn(5, 24)
-    turn = drawn(plain.weight, 0)
+    turn = random_rotation(plain.weight, 0)
     y[2, 3], y[4, 6] = 40.0, -7.0
     x = y @ rotate(torch.eye(24), turn).T
     rotated.weight.data, rotated.bias = rotate(plain.weight.detach(), turn), plain.bias

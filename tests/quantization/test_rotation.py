@@ -12,8 +12,8 @@ from outliers import Quantized, Sweep, UserError, calibrate, load_text, perplexi
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.weight_files import INT8
-from outliers.quantization.remedies.hadamard import drawn, rotate
-from outliers.quantization.remedies.learning import cayley_step, check_learned, rounded
+from outliers.quantization.remedies.hadamard import random_rotation, rotate
+from outliers.quantization.remedies.learning import cayley_step, check_learned, straight_through
 from outliers.quantization.schemes import get_scheme
 from outliers.quantization.store import save_quantized
 from tests.conftest import in_turn
@@ -64,12 +64,12 @@ def test_a_step_without_a_gradient_stays():
 def test_rounding_is_straight_through():
     torch.manual_seed(0)
     x, quantizer = torch.randn(3, 8, requires_grad=True), Quantizer("int4", "row")
-    out = rounded(x, quantizer, None)
+    out = straight_through(x, quantizer, None)
     assert torch.allclose(out, codes_of(x.detach(), quantizer).dequantize())
     (gradient,) = torch.autograd.grad((out * torch.arange(8.0)).sum(), x)
     assert torch.equal(gradient, torch.arange(8.0).expand(3, 8))
     kept = torch.arange(8) == 2
-    out = rounded(x, quantizer, kept).detach()
+    out = straight_through(x, quantizer, kept).detach()
     assert torch.equal(out[:, 2], x[:, 2])
     assert torch.allclose(out[:, ~kept], codes_of(x.detach().masked_fill(kept, 0), quantizer).dequantize()[:, ~kept])
 
@@ -92,7 +92,7 @@ def test_what_is_learned_is_orthogonal_and_shared(kind, blocks):
     for one in (first, made[0, "attn_out"], made[1, "attn_out"]):
         identity = torch.eye(len(one))
         assert (one @ one.T - identity).abs().max() < 1e-5
-        assert (one - rotate(identity, drawn(identity, 0))).abs().max() > 1e-3, "it is turned"
+        assert (one - rotate(identity, random_rotation(identity, 0))).abs().max() > 1e-3, "it is turned"
     assert made[0, "ffn_out"].ndim == 1, "a Hadamard matrix"
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(one.requires_grad for one in model.parameters())

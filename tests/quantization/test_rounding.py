@@ -175,7 +175,7 @@ def test_a_layer_under_gptq_has_its_codes():
     """Behind the transforms, with XᵀX behind them."""
     weight, x, found = a_layer()
     quantizer, rotated = SCHEMES["w4"].weights, operand_of(weight, get_scheme("w4+hadamard"))
-    turned = get_scheme("w4+hadamard").transforms[0].do("hidden_states", x, rotated.fitted[0])
+    turned = get_scheme("w4+hadamard").transforms[0].call("hidden_states", x, rotated.fitted[0])
     expected = gptq.compensated(rotated.exact, rotated.codes, Magnitudes(gram=turned.T @ turned), quantizer, 0.05)
     for kind in (QuantizedLinear, Int8Linear):
         projection = nn.Linear(*weight.T.shape)

@@ -6,7 +6,7 @@ import pytest
 
 from outliers import Cells, UserError, run
 from outliers.runs import budget
-from outliers.runs.rows import read
+from outliers.runs.rows import read_rows
 from tests.typed import SMALL, call
 
 MODEL = "pocket/gpt2-0.1m"
@@ -29,7 +29,7 @@ class Machine:
 def fitted(monkeypatch, tmp_path, machine: Machine, force: bool = False, **fields) -> Cells:
     monkeypatch.setattr(budget, "time", machine)
     spec = Cells(models=[MODEL], block=16, **fields)
-    return budget.fit(spec, tmp_path, force, machine.measure)
+    return budget.fit_blocks(spec, tmp_path, force, machine.measure)
 
 
 @pytest.mark.parametrize(("once", "each", "load"), [(0, 1, 0), (2, 0.5, 5), (0.2, 0.05, 1), (1, 8, 5)])
@@ -61,11 +61,11 @@ def test_rows_say_the_minutes_and_a_second_run_takes_their_blocks(tmp_path, capl
     spec = Cells(models=[MODEL], block=16, minutes=0.2, blocks=6, metrics=["perplexity"])
     with caplog.at_level("INFO", "outliers"):
         rows = run(spec, tmp_path)
-    (row,) = read(tmp_path)
+    (row,) = read_rows(tmp_path)
     assert (row.run["minutes"], row.request["subject"]["blocks"]) == (0.2, rows[0]["blocks"])
     assert f"{rows[0]['blocks']} blocks in 0.2 min" in caplog.messages
     assert run(spec, tmp_path) == rows, "with the time of the first one"
-    assert len(read(tmp_path)) == 1
+    assert len(read_rows(tmp_path)) == 1
     machine = Machine(0, 1)
     fitted(monkeypatch, tmp_path, machine, force=True, minutes=0.2, blocks=6, metrics=["perplexity"])
     assert machine.tried, "unless all is measured again"

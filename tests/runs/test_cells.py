@@ -26,14 +26,14 @@ from outliers.config.experiment import Experiment
 from outliers.errors import UserError
 from outliers.metrics import records
 from outliers.metrics.measurement import StatesComputation, bundles_of
-from outliers.metrics.records import Memory as Footprint
+from outliers.metrics.records import MemoryMetric as Footprint
 from outliers.metrics.records import Perplexity, StatesMetric
 from outliers.metrics.zeroshot import zeroshot
 from outliers.models import plugins
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
 from outliers.quantization.schemes import Scheme
-from outliers.runs.rows import Rows, read
+from outliers.runs.rows import Rows, read_rows
 from outliers.runs.run import run, stored_rows
 from outliers.show.section import Context
 from outliers.subjects.causal import Causal
@@ -83,7 +83,7 @@ def test_a_row_is_found_by_request_and_provenance_in_any_order(tmp_path_factory,
         assert rows.find(other, provenance | {"more": 1}) is None
         assert rows.may_have(other)
         assert not rows.may_have(other | {"variant": "absmax"})
-    assert read(folder) == [row]
+    assert read_rows(folder) == [row]
     assert Row.read(row.line) == row
 
 
@@ -100,7 +100,7 @@ def test_the_fields_of_a_row_are_in_one_order(tmp_path):
     row = Row(request=request, provenance={"zeta": 1, "beta": 2}, values=[{"metric": "m", "value": 1}], run={})
     with Rows(tmp_path) as rows:
         rows.add(row)
-    (again,) = read(tmp_path)
+    (again,) = read_rows(tmp_path)
     assert list(again.records()[0]) == list(row.records()[0])
 
 
@@ -149,7 +149,7 @@ SCHEMES = [
 def test_schemes_of_one_name_and_other_parts_have_rows_of_their_own(tmp_path):
     specs = [Sweep(**SMALL, schemes=[scheme]) for scheme in SCHEMES]
     found = [run(spec, tmp_path) for spec in specs]
-    assert len(read(tmp_path)) == len(SCHEMES), "none is taken for another"
+    assert len(read_rows(tmp_path)) == len(SCHEMES), "none is taken for another"
     assert [run(spec, tmp_path) for spec in specs] == found
 
 
@@ -181,7 +181,7 @@ def test_metrics_under_variants_are_what_the_api_measures(tmp_path, model_and_bl
     ablated = outliers.ablate(model, blocks, [3])
     of_outliers = ablated[ablated["subject"] == "outliers"].iloc[0]
     assert found["zero(3)", "top1_softmax"] == of_outliers["top1_softmax"]
-    assert len(read(tmp_path)) == 15
+    assert len(read_rows(tmp_path)) == 15
     assert values(run(spec, tmp_path)) == found
 
 
@@ -250,7 +250,7 @@ def test_a_metric_of_ones_own(tmp_path, model_and_blocks):
         predicted = model(blocks).logits[:, :-1].argmax(-1)
     assert found["fp32", "accuracy"] == (predicted == blocks[:, 1:]).double().mean().item()
     assert values(run(spec, tmp_path)) == found
-    assert len(read(tmp_path)) == 4, "it is found again"
+    assert len(read_rows(tmp_path)) == 4, "it is found again"
 
 
 def test_a_table_says_what_has_several_values_a_cell(tmp_path):

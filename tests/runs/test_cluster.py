@@ -22,7 +22,7 @@ from outliers.config.experiment import Experiment
 from outliers.runs import cluster
 from outliers.runs.cluster import Cluster
 from outliers.runs.engine import Here
-from outliers.runs.forecast import PROCESS, Need, Room
+from outliers.runs.forecast import PROCESS, FreeBytes, Need
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Rows
 from outliers.subjects.cell import Task
@@ -294,15 +294,15 @@ def test_what_no_machine_has_is_refused(monkeypatch, constants, capsys, tmp_path
     assert " MB of memory in float32 and 1 MB are free; " in err
 
 
-def little(_model_cache, _request) -> Room:
+def little(_model_cache, _request) -> FreeBytes:
     """As much as no worker has."""
-    return Room(10**6, 10**6, 10**15, 10**15)
+    return FreeBytes(10**6, 10**6, 10**15, 10**15)
 
 
 def test_cells_ask_for_what_their_model_needs(monkeypatch):
     nodes = [{"CPU": 64, "GPU": 8, "memory": 512e9}, {"CPU": 16, "GPU": 0, "memory": 64e9}]
     cell = Task("cell", number, SimpleNamespace(name="m"), (1,))
-    room = Room(80 * 10**9, 512 * 10**9, 1, 1, 8 * 80 * 10**9)
+    room = FreeBytes(80 * 10**9, 512 * 10**9, 1, 1, 8 * 80 * 10**9)
 
     def needs(device: str, memory: float, host: float = 0) -> dict:
         with Progress(0) as bar, Cluster(Experiment(name="needs", device=device), bar) as engine:

@@ -15,7 +15,7 @@ from outliers import UserError, Variant
 from outliers.models.anatomy import decoder_layers
 from outliers.models.names import POCKET
 from outliers.runs import engine
-from outliers.runs.rows import read
+from outliers.runs.rows import read_rows
 from outliers.show.section import Section, section_of
 from outliers.show.tables import Table
 from tests.small_models import alter_weights
@@ -104,11 +104,11 @@ def test_a_cell_that_fails_costs_itself_alone(tmp_path, fields):
     assert lasting(again) == lasting(rows)
     measured = (tmp_path / "out" / "rows.jsonl").read_text().splitlines()[len(lines) :]
     assert {json.loads(line)["request"]["variant"] for line in measured} == {"failing"}, "only what failed"
-    assert len(read(tmp_path / "out")) == len(lines), "the last one counts"
+    assert len(read_rows(tmp_path / "out")) == len(lines), "the last one counts"
 
     mended = outliers.run(cells(Failing(mended=True), metrics=metrics, **fields), tmp_path / "out")
     assert not any("failed" in row for row in mended)
-    assert all(row.values for row in read(tmp_path / "out"))
+    assert all(row.values for row in read_rows(tmp_path / "out"))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_errors_that_are_failures(tmp_path, error, reason, stream):
 def test_errors_of_a_program_end_the_run(tmp_path, error):
     with pytest.raises(type(error)):
         outliers.run(cells(Failing(error)), tmp_path)
-    assert [row.request["variant"] for row in read(tmp_path)] == ["fp32"], "what was finished stays"
+    assert [row.request["variant"] for row in read_rows(tmp_path)] == ["fp32"], "what was finished stays"
 
 
 @pytest.mark.parametrize(("change", "reason"), [(with_nan, "hold NaN or inf in "), (truncated, " are corrupt (")])
@@ -145,7 +145,7 @@ def test_a_damaged_model_among_others(monkeypatch, capsys, tmp_path, change, rea
         "error: 2 cells failed, all others are finished; run the same command again to measure them once more"
     )
     assert sum(line.startswith("failed: ") for line in err.splitlines()) == 1, "each reason once"
-    rows = read(tmp_path / "out")
+    rows = read_rows(tmp_path / "out")
     rows.sort(key=lambda row: models.index(row.request["subject"]["model"]))
     assert [bool(row.values) for row in rows] == [
         *(True, True),

@@ -27,13 +27,13 @@ from outliers.runs.forecast import (
     LEFT,
     PROCESS,
     WORKSPACES,
+    FreeBytes,
     ModelRun,
     Need,
-    Room,
     forecast,
     model_run_of,
+    model_shape,
     need_of,
-    shape_of,
 )
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.free import free_in_groups, free_memory
@@ -45,7 +45,7 @@ from tests.kept import KEPT
 from tests.small_models import make_model
 
 NOTHING = MemoryNeeds()
-MUCH = Room(10**15, 10**15, 10**15, 10**15)
+MUCH = FreeBytes(10**15, 10**15, 10**15, 10**15)
 PARAMETERS = 6_658_473_984  # of OPT-6.7B
 OUTSIDE = 4096 * (50272 + 2050 + 2)
 LAYER = (PARAMETERS - OUTSIDE) // 32
@@ -79,7 +79,7 @@ def asked(config: PretrainedConfig, needs: MemoryNeeds = NOTHING, model=("my-opt
     return model_run_of(subject, needs)
 
 
-def need(config: PretrainedConfig, needs: MemoryNeeds = NOTHING, room: Room = MUCH, **settings) -> Need:
+def need(config: PretrainedConfig, needs: MemoryNeeds = NOTHING, room: FreeBytes = MUCH, **settings) -> Need:
     return need_of(asked(config, needs, **settings), room)
 
 
@@ -87,7 +87,7 @@ def together(*names: str) -> tuple[int, int]:
     return stored_bytes(map(get_scheme, names))
 
 
-def refusal(requests: list[ModelRun], room: Room) -> str:
+def refusal(requests: list[ModelRun], room: FreeBytes) -> str:
     with pytest.raises(UserError) as refused:
         forecast(requests, room)
     assert "\n" not in str(refused.value)
@@ -97,7 +97,7 @@ def refusal(requests: list[ModelRun], room: Room) -> str:
 @pytest.mark.parametrize("case", [*CONFIGS, "qwen3-moe-dense-first"])
 def test_every_architecture_has_a_shape(case):
     model = make_model(case)
-    shape = shape_of(model.config)
+    shape = model_shape(model.config)
     assert shape.layers == 2
     if case in CONFIGS:  # all layers of which are equal
         assert shape.weights == sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
@@ -166,7 +166,7 @@ def test_a_streamed_run_has_one_layer_and_what_is_kept_of_all_blocks(opt):
 
 def test_a_streamed_run_has_one_expert_of_a_layer_that_is_larger_than_its_memory():
     config = make_model("mixtral").config
-    shape, states = shape_of(config), 8 * 32 * config.hidden_size * 4
+    shape, states = model_shape(config), 8 * 32 * config.hidden_size * 4
     of_experts = 3 * config.num_local_experts * config.hidden_size * config.intermediate_size
     assert (shape.experts, shape.expert) == (of_experts, of_experts // config.num_local_experts)
     needed = [

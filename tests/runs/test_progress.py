@@ -31,7 +31,7 @@ from outliers import (
     variant,
 )
 from outliers.metrics.latency import latency
-from outliers.metrics.records import Perplexity, ZeroShot
+from outliers.metrics.records import Perplexity, ZeroShotMetric
 from outliers.runs.planner import Planner
 from outliers.runs.run import RENDERING, of_all, rendering, shared_bar
 from outliers.subjects.causal import Causal
@@ -289,7 +289,7 @@ def test_what_is_left(story, clock):
 def test_layers_of_a_streamed_model_move_the_steps_of_all_blocks(clock):
     with Progress(8, clock=clock) as bar:
         assert list(Counted(torch.arange(4), bar, 2, streamed=True)) == [0, 1, 2, 3]
-        bar.see(0.5)
+        bar.advance(0.5)
         assert bar.n + bar.inside == 4
 
 
@@ -342,7 +342,7 @@ def test_blocks_alone_take_as_long_as_a_model_is_large():
     planner.sizes = {MODEL: 118_944}
     subject = Causal(MODEL, None, Cells(models=[MODEL]))
     assert planner.steps([Cell(subject, EXACT, Perplexity())]).size == 118_944
-    assert planner.steps([Cell(subject, EXACT, ZeroShot())]).size == 0
+    assert planner.steps([Cell(subject, EXACT, ZeroShotMetric())]).size == 0
 
 
 def test_each_way_of_measuring_a_variant_is_a_kind(calls_of, tmp_path):

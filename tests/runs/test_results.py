@@ -18,8 +18,8 @@ from outliers.commands.emergence import Emergence
 from outliers.commands.trace import OneModel
 from outliers.files import write_whole
 from outliers.models.names import POCKET
-from outliers.runs.frame import records_in as read_rows
-from outliers.runs.rows import Rows, read
+from outliers.runs.frame import records_in
+from outliers.runs.rows import Rows, read_rows
 from outliers.runs.run import rows_of, stored_rows
 from tests.conftest import a_row, among, lasting, names
 from tests.small_models import names_of, trace_model
@@ -108,7 +108,7 @@ def test_nothing_is_written_through_what_stands_where_a_part_would(tmp_path, mak
     path.parent.mkdir()
     make(path.with_name(".rows.jsonl.0123abcd.part"))
     rows = sweep(SWEPT, path.parent)
-    assert read_rows(path.parent) == rows
+    assert records_in(path.parent) == rows
     assert outside.read_text() == "of another"
 
 
@@ -125,7 +125,7 @@ def test_a_link_is_replaced_and_what_it_leads_to_is_not(monkeypatch, capsys, fol
     assert call(monkeypatch, capsys, *arguments)[0] == 0
     assert {path: path.read_bytes() for path in outside.iterdir()} == before
     assert not any(path.is_symlink() for path in folder.iterdir())
-    assert len(read_rows(folder)) == 4, "the rows that the link led to were read"
+    assert len(records_in(folder)) == 4, "the rows that the link led to were read"
 
 
 FOLDER, PIPE = (Path.mkdir, "a folder"), (os.mkfifo, "a pipe")
@@ -150,10 +150,10 @@ TAILS = [b"", b'{"model": "pocket', b"\0" * 4096, b'{"model": "\xff\xfe', b"\x00
 
 @pytest.mark.parametrize(("tail", "kept"), [(tail, 2) for tail in TAILS] + [(b"", 0)])
 def test_a_torn_last_line_is_moved_aside_and_measured_again(monkeypatch, capsys, folder, tail, kept):
-    want, found = read_rows(folder), lines(folder)
+    want, found = records_in(folder), lines(folder)
     torn = tail or found[kept][:-9]
     (folder / "rows.jsonl").write_bytes(b"".join(found[:kept]) + torn)
-    assert read_rows(folder) == want[:kept]
+    assert records_in(folder) == want[:kept]
     assert names(folder) == {"rows.jsonl"}, "a reader moves nothing"
     capsys.readouterr()
     arguments = ["--model", MODEL, *(f"--scheme={scheme}" for scheme in names_of(SWEPT)), "--block", 32, "--blocks", 2]
@@ -164,7 +164,7 @@ def test_a_torn_last_line_is_moved_aside_and_measured_again(monkeypatch, capsys,
         "measurement is repeated\n"
     )
     assert (folder / "rows.jsonl.torn").read_bytes() == torn.rstrip()
-    again = read_rows(folder)
+    again = records_in(folder)
     assert again[:kept] == want[:kept], "what was whole was not measured again"
     assert [row["value"] for row in again] == [row["value"] for row in want]
 
@@ -174,12 +174,12 @@ def test_what_was_torn_earlier_is_kept(folder):
         with (folder / "rows.jsonl").open("ab") as file:
             file.write(b'{"torn": %d' % number)
         with Rows(folder):
-            assert len(read(folder)) == 3
+            assert len(read_rows(folder)) == 3
         assert (folder / name).read_bytes() == b'{"torn": %d' % number
 
 
 def test_a_whole_last_line_without_an_end_is_a_row(folder):
-    want = read_rows(folder)
+    want = records_in(folder)
     (folder / "rows.jsonl").write_bytes(b"".join(lines(folder)).rstrip())
     assert sweep(SWEPT, folder) == want
     (folder / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + b"\r\n\r\n".join(map(bytes.strip, lines(folder))) + b"\r\n\n")
@@ -189,11 +189,11 @@ def test_a_whole_last_line_without_an_end_is_a_row(folder):
 
 @pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\r"])
 def test_a_line_ends_at_its_end_alone(folder, character):
-    row, model = read(folder)[0], f"a{character}b"
+    row, model = read_rows(folder)[0], f"a{character}b"
     request = row.request | {"subject": row.request["subject"] | {"model": model}}
     with Rows(folder) as rows:
         rows.add(replace(row, request=request))
-    assert [row["model"] for row in read_rows(folder)] == [MODEL] * 3 + [model]
+    assert [row["model"] for row in records_in(folder)] == [MODEL] * 3 + [model]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_line_ends_at_its_end_alone(folder, character):
     ],
 )
 def test_a_row_of_something_else_is_measured_again(folder, part, field):
-    want = read_rows(folder)
+    want = records_in(folder)
     change(folder, 1, part, **{field: "other" if part == "request" else ...})
     shown = stored_rows(SWEPT, folder)
     assert len(shown) == (3 if field == "weights_hash" else 2), "tables and figures need the others"
@@ -216,31 +216,31 @@ def test_a_row_of_something_else_is_measured_again(folder, part, field):
 
 
 def test_of_several_rows_of_one_measurement_the_last_one_counts(folder):
-    first = read(folder)[0]
+    first = read_rows(folder)[0]
     later = replace(first, values=[first.values[0] | {"value": 1.25}])
     with Rows(folder) as rows:
         rows.add(later)
         assert rows.find(first.request, first.provenance) == later
     assert len(lines(folder)) == 4, "rows are never rewritten"
-    assert [row["value"] for row in read_rows(folder)].count(1.25) == 1
-    assert len(read_rows(folder)) == 3
+    assert [row["value"] for row in records_in(folder)].count(1.25) == 1
+    assert len(records_in(folder)) == 3
     assert sweep(SWEPT, folder)[0]["value"] == 1.25
     other = replace(first, run=first.run | {"experiment": "ablate"})
     assert rows_of(SWEPT, among([first, later, other])) == [later], "not one of another experiment"
 
 
 def test_rows_with_the_parts_of_earlier_versions_are_read_and_found(folder):
-    rows, names = read(folder), {"request": "asked", "provenance": "facts", "run": "made"}
+    rows, names = read_rows(folder), {"request": "asked", "provenance": "facts", "run": "made"}
     earlier = [{names.get(name, name): part for name, part in json.loads(line).items()} for line in lines(folder)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in earlier))
-    assert read(folder) == rows
+    assert read_rows(folder) == rows
     with Rows(folder) as found:
         assert found.find(rows[0].request, rows[0].provenance) == rows[0]
 
 
 @pytest.mark.parametrize("fields", [{"alpha": 3, "weight_bits": 8}, {"alpha": 3.0, "group": 2}])
 def test_a_row_is_found_by_the_provenance_it_was_written_with(folder, fields):
-    row = read(folder)[0]
+    row = read_rows(folder)[0]
     provenance = row.provenance | fields
     with Rows(folder) as rows:
         rows.add(replace(row, provenance=provenance))
@@ -258,7 +258,7 @@ def test_a_row_is_found_by_the_provenance_it_was_written_with(folder, fields):
     ],
 )
 def test_no_row_is_written_that_could_not_be_read(folder, part, fields, said):
-    row = read(folder)[0]
+    row = read_rows(folder)[0]
     place = [row.values[0] | fields] if part == "values" else getattr(row, part) | fields
     before = lines(folder)
     with Rows(folder) as rows, pytest.raises(UserError, match=rf"^a row cannot be kept: .*{re.escape(said)}"):

@@ -20,8 +20,8 @@ from outliers.config.experiment import Experiment
 from outliers.metrics.records import Hardware
 from outliers.paper.linear_layers import LinearLayers
 from outliers.paper.report import experiments_of
-from outliers.runs.frame import records_in as read_rows
-from outliers.runs.rows import Row, index, read
+from outliers.runs.frame import records_in
+from outliers.runs.rows import Row, index, read_rows
 from outliers.runs.run import rows_of, run, stored_rows
 from outliers.subjects import provenance
 from tests.conftest import a_row, among
@@ -72,12 +72,12 @@ ANEW = {
 @pytest.mark.parametrize(("name", "field"), [(name, field) for name, fields in ANEW.items() for field in fields])
 def test_what_is_asked_otherwise_is_measured_again(copied, name, field):
     folder = copied(name)
-    before = read_rows(folder)
-    assert run(spec_of(name), folder) == before == read_rows(folder), "the same is not measured again"
+    before = records_in(folder)
+    assert run(spec_of(name), folder) == before == records_in(folder), "the same is not measured again"
     asked = spec_of(name, **{field: ANEW[name][field]})
     rows = run(asked, folder)
     assert sum(row in before for row in rows) == (field == "alpha"), "without outliers there is no threshold"
-    assert read_rows(folder)[: len(before)] == before, "and what was measured before stays"
+    assert records_in(folder)[: len(before)] == before, "and what was measured before stays"
     assert stored_rows(asked, folder) == rows
 
 
@@ -98,19 +98,19 @@ ELSE = {"latency": HERE, "linear layers": ["torch"], "memory": ["code", "threads
 @pytest.mark.parametrize(("name", "field"), [(name, field) for name, fields in ELSE.items() for field in fields])
 def test_time_is_taken_again_on_another_machine_and_all_under_other_code(copied, monkeypatch, name, field):
     folder = copied(name)
-    before = read_rows(folder)
+    before = records_in(folder)
     monkeypatch.setattr(*HERE[field])
     rows = run(spec_of(name), folder)
     again = field == "code" or name in TIMED
     assert (rows == before) == (not again)
-    assert len(read_rows(folder)) == (2 if again else 1) * len(before)
+    assert len(records_in(folder)) == (2 if again else 1) * len(before)
     assert stored_rows(spec_of(name), folder) == rows, "the last ones"
-    assert len({row.get(field) for row in read_rows(folder)}) == (2 if again else 1)
+    assert len({row.get(field) for row in records_in(folder)}) == (2 if again else 1)
 
 
 def test_other_kernels_are_timed_again(copied, monkeypatch):
     folder = copied("latency")
-    before = read_rows(folder)
+    before = records_in(folder)
     monkeypatch.setenv("OUTLIERS_KERNELS", "reference")
     rows = run(spec_of("latency"), folder)
     assert {row["kernels"] for row in rows if row["scheme"] == "llm.int8"} == {"reference"}
@@ -126,7 +126,7 @@ SPECS = {spec.folder.name: spec for spec in experiments_of("pocket")}
 @cache
 def kept(name: str) -> tuple[Row, ...]:
     """The rows of a kept run."""
-    return tuple(read(KEPT / "pocket" / name))
+    return tuple(read_rows(KEPT / "pocket" / name))
 
 
 def test_rows_of_a_request_are_found_where_they_are(tmp_path):
@@ -136,7 +136,7 @@ def test_rows_of_a_request_are_found_where_they_are(tmp_path):
     later.values[0]["value"], marked = 8.5, codecs.BOM_UTF8
     lines = [marked + failed.line, b"", first.line, other.line, later.line, b'{"torn']
     (tmp_path / "rows.jsonl").write_bytes(b"\n".join(lines))
-    assert read(tmp_path) == [later, other]
+    assert read_rows(tmp_path) == [later, other]
     find = index(tmp_path)
     requests = [
         {**row.request, "subject": {"block": 8, "model": row.request["subject"]["model"]}} for row in (first, other)
@@ -216,7 +216,7 @@ def sources(tmp_path: Path, *changes: tuple[str, str, str]) -> str:
         text = (tmp_path / name).read_text()
         assert old in text
         (tmp_path / name).write_text(text.replace(old, new, 1))
-    return provenance.hash_of(places)
+    return provenance.hash_files(places)
 
 
 def test_words_are_no_code(tmp_path):
@@ -246,7 +246,7 @@ def test_code_is_parsed_again_where_a_file_of_it_changed(tmp_path, constants):
     constants(provenance.__name__, PARSED=tmp_path / "code")
     code_hash, code = provenance.code_hash.__wrapped__, provenance.code_hash()
     assert code_hash() == code
-    constants(provenance.__name__, hash_of=lambda _places: "0" * 12)
+    constants(provenance.__name__, hash_files=lambda _places: "0" * 12)
     assert code_hash() == code
     constants(provenance.__name__, ROOMS=provenance.ROOMS[1:])
     assert code_hash() == "0" * 12
@@ -317,11 +317,11 @@ def test_a_measurement_that_fails_is_over():
 def test_rows_say_all_machines_that_measured_their_parts():
     part = kept("figure1")[0].run | {"wall_seconds": 1.5, "peak_memory_bytes": 7}
     other = part | {"device_name": "AMD EPYC, 4 cores", "threads": 4, "wall_seconds": 2.0, "peak_memory_bytes": 5}
-    row = provenance.joined([part, other, part])
+    row = provenance.joined_provenance([part, other, part])
     assert row == part | {
         "device_name": f"{part['device_name']}, AMD EPYC, 4 cores",
         "threads": "2, 4",
         "wall_seconds": 5.0,
         "peak_memory_bytes": 7,
     }
-    assert provenance.joined([part, part]) == part | {"wall_seconds": 3.0}
+    assert provenance.joined_provenance([part, part]) == part | {"wall_seconds": 3.0}

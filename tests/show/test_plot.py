@@ -22,7 +22,7 @@ from outliers.metrics.ablations import summary
 from outliers.metrics.damages import damages_of
 from outliers.show import style
 from outliers.show.legends import SCATTER
-from outliers.show.section import drawn
+from outliers.show.section import figure_bytes
 from outliers.views.ablation import ablation_summary
 from outliers.views.growth import PANELS
 from tests.conftest import STORIES, needs_shared, needs_smollm2
@@ -279,13 +279,13 @@ def test_one_panel_goes_on_axes_of_ones_own(draw, panel):
 
 def test_an_ablation_is_drawn_as_it_comes():
     measured = outliers.ablate(outliers.load_model("pocket/gpt2-0.1m"), sample_blocks("pocket/gpt2-0.1m", 32, 1), [3])
-    of_summary = drawn(plot.ablation_bars(summary(measured))[0].figure, "svg")
-    assert drawn(plot.ablation_bars(measured)[0].figure, "svg") == of_summary
+    of_summary = figure_bytes(plot.ablation_bars(summary(measured))[0].figure, "svg")
+    assert figure_bytes(plot.ablation_bars(measured)[0].figure, "svg") == of_summary
 
 
 def test_rows_may_be_a_data_frame():
     of_frame, of_list = plot.sweep_costs(pd.DataFrame(SWEEP)), plot.sweep_costs(SWEEP)
-    assert drawn(of_frame.figure, "svg") == drawn(of_list.figure, "svg")
+    assert figure_bytes(of_frame.figure, "svg") == figure_bytes(of_list.figure, "svg")
     assert legend_of(plot.figure4(pd.DataFrame(TABLE4), panel="a")) == legend_of(plot.figure4(TABLE4, panel="a"))
 
 
@@ -338,9 +338,9 @@ MINE = {
 
 
 def test_the_callers_style_where_it_is_asked_for(pocket_trace):
-    alone = drawn(plot.sweep_costs(SWEEP).figure, "svg")
+    alone = figure_bytes(plot.sweep_costs(SWEEP).figure, "svg")
     with matplotlib.rc_context(MINE):
-        assert drawn(plot.sweep_costs(SWEEP).figure, "svg") == alone, "files are the same everywhere"
+        assert figure_bytes(plot.sweep_costs(SWEEP).figure, "svg") == alone, "files are the same everywhere"
         with plot.your_style():
             axes, panel = plot.sweep_costs(SWEEP), plot.heat_map(pocket_trace, role="attn_in")
         assert axes.yaxis.label.get_fontfamily() == ["monospace"]
@@ -351,7 +351,7 @@ def test_the_callers_style_where_it_is_asked_for(pocket_trace):
         assert axes.xaxis.get_gridlines()[0].get_visible()
         own = plot.sweep_costs(SWEEP, ax=Figure().subplots())
         assert own.yaxis.label.get_fontsize() == 14, "on one's own axes too"
-        assert drawn(plot.sweep_costs(SWEEP).figure, "svg") == alone, "and no longer"
+        assert figure_bytes(plot.sweep_costs(SWEEP).figure, "svg") == alone, "and no longer"
     assert matplotlib.rcParams["font.size"] != 14
 
 

@@ -20,7 +20,7 @@ from transformers import (
 import outliers
 from outliers import calibrate, load_int8, load_quantized, save_quantized
 from outliers.metrics.latency import encoding
-from outliers.models.anatomy import input_embeddings, projections, readers
+from outliers.models.anatomy import input_embeddings, projections, state_readers
 from outliers.models.anatomy.examples import IGNORED, Example, Examples
 from outliers.models.anatomy.stack_views import stack_views
 from outliers.models.decoder import run_decoder, run_exchanged, run_from
@@ -159,7 +159,7 @@ def test_hooks_see_each_input_of_each_layer_once(case):
     with outliers.hooks(made(case), lambda layer, role, _x: seen.append((layer, role))):
         passed(case, examples(case)[0])
     assert len(set(seen)) == len(seen)
-    assert {*seen} == {(one.layer, one.role) for one in readers(made(case))}
+    assert {*seen} == {(one.layer, one.role) for one in state_readers(made(case))}
 
 
 @every

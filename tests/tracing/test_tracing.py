@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 import outliers
 from outliers.criterion import OF_EVERY_STACK, PAPER
 from outliers.errors import UserError
-from outliers.models.anatomy import decoder_layers, layers_of, projections, readers
+from outliers.models.anatomy import decoder_layers, layers_of, projections, state_readers
 from outliers.models.hooks import attention_hooks
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
@@ -206,7 +206,7 @@ def test_positions_of_sinks_begin_behind_a_prefix(blocks):
 
 def recorded(model, blocks) -> dict:
     """The input of each role's first projection, by plain hooks: (role, layer) to float64 (sequences, T, features)."""
-    there = [one for one in readers(model) if one.expert is None]
+    there = [one for one in state_readers(model) if one.expert is None]
     first = {(one.role, one.layer): one.module for one in reversed(there)}
     with inputs_of(first) as seen:
         for block in blocks:
@@ -585,7 +585,7 @@ def magnitudes(model, rows) -> dict[str, list[torch.Tensor]]:
     """Of each sequence the largest |x| over the layers, (T, h), by plain hooks."""
     found = {"attn_in+ffn_in": [], "residual": []}
     seen = {role: [] for role in found}
-    of_stream = [reader.module for reader in readers(model) if reader.role in ("attn_in", "ffn_in")]
+    of_stream = [reader.module for reader in state_readers(model) if reader.role in ("attn_in", "ffn_in")]
     into, out_of = (lambda _, x: seen["attn_in+ffn_in"].append(x[0])), (lambda _, x, y: seen["residual"].append(y))
     handles = [module.register_forward_pre_hook(into) for module in of_stream]
     handles += [layer.register_forward_hook(out_of) for layer in decoder_layers(model)]

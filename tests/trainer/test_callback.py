@@ -15,7 +15,7 @@ import outliers
 from outliers.errors import BrokenModel, UserError
 from outliers.models.load import weights_hash
 from outliers.runs.frame import records_in
-from outliers.runs.rows import read
+from outliers.runs.rows import read_rows
 from tests.show.test_plot import KEPT
 from tests.trainer.test_watch import BLOCKS, HELD_OUT, small
 from tests.typed import call
@@ -163,7 +163,7 @@ def test_what_somebody_else_wrote_meanwhile_stays(tmp_path):
     class Writes(TrainerCallback):
         def on_step_begin(self, _args, state, _control, **_others):
             if state.global_step == 3:
-                row = read(path.parent)[0]
+                row = read_rows(path.parent)[0]
                 row.request["subject"]["model"] = "somebody's"
                 path.write_bytes(path.read_bytes() + row.line + b"\n")
 

@@ -18,9 +18,9 @@ from outliers.commands.training import Training
 from outliers.config.recipe import Recipe
 from outliers.errors import UserError
 from outliers.paper.artefacts import ARTEFACTS
-from outliers.paper.report import experiments_of, report
+from outliers.paper.report import experiments_of, report_experiments
 from outliers.published.numbers import TABLE7 as PRINTED
-from outliers.runs.rows import Row, read
+from outliers.runs.rows import Row, read_rows
 from outliers.runs.run import rows_of
 from outliers.show.page import page
 from outliers.show.section import Section
@@ -70,7 +70,7 @@ def kept_runs(spec: Training, names: Iterable[str]) -> list[Row]:
 
 
 def test_rows_of_training_runs_are_those_that_are_asked_for():
-    others = [row for run in ("training", "remedies", "training-runs/causes") for row in read(KEPT / run)]
+    others = [row for run in ("training", "remedies", "training-runs/causes") for row in read_rows(KEPT / run)]
     rows = kept_runs(SPEC, TABLE7)
     assert rows_of(SPEC, among([*reversed(others), *reversed(rows), *others])) == rows, "in the order of the experiment"
     assert rows_of(SPEC, among(rows[1:])) == rows[1:], "as far as they ended"
@@ -255,7 +255,7 @@ def test_a_training_experiment_from_the_command_line(train, folder, constants, c
     assert train("tiny.yaml") == (0, out, ""), "nothing is trained again"
     again = {"shows": "causes", "seeds": [0, 1], "blocks": 1, "draws": 2, "watched": [3]}
     (folder / "tiny-redrawn.yaml").write_text(json.dumps(TINY | again))
-    report("tiny-redrawn.yaml", results, redraw=True)
+    report_experiments("tiny-redrawn.yaml", results, redraw=True)
     assert (results / "causes.md").read_text() == kept
     code, out, _ = train("seven.yaml", "--out", "results/tiny")
     assert code == 0 and "Table 7" in (results / "report.html").read_text()

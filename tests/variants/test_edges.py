@@ -7,7 +7,7 @@ import torch
 
 import outliers
 from outliers import Ablated, Intervention, quantize, trace, variant
-from outliers.models.anatomy import anatomy_of, decoder_layers, readers
+from outliers.models.anatomy import anatomy_of, decoder_layers, state_readers
 from outliers.models.anatomy.parts import QKV, parts
 from outliers.models.hooks import attention_hooks, input_hooks
 from outliers.tracing.result import STREAM
@@ -48,7 +48,7 @@ def seen_with(model, blocks, changed=None) -> dict[str, torch.Tensor]:
     with torch.inference_mode(), ExitStack() as stack:
         if changed:
             stack.callback(changed[0].module.register_forward_hook(hook).remove)
-        inputs = [one for one in readers(model) if one.layer == last and one.role.endswith("out")]
+        inputs = [one for one in state_readers(model) if one.layer == last and one.role.endswith("out")]
         stack.enter_context(input_hooks(inputs, lambda _layer, role, x: found.update({role: x.clone()})))
         visit = lambda _layer, seen, *_more: found.update(attention=seen[0].clone())  # noqa: E731
         stack.enter_context(attention_hooks(model, visit, last))

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from outliers.show.tables import Table, cell, scattered, with_interval
-from outliers.show.value import Value, exact, mean, ratio, reach, records, value_of
-from outliers.views.perplexity import costs, unrounded
+from outliers.show.value import Value, comparable_rows, exact, mean, ratio, reach, value_of
+from outliers.views.perplexity import costs, point_row
 
 
 def test_a_cost_is_relative_to_the_model_without_quantization():
@@ -72,8 +72,8 @@ def test_a_ratio_is_shown_beyond_the_scatter_of_seeds():
 
 def test_an_empty_cell_of_a_data_frame_is_no_field():
     rows = [{"a": 1, "b": [1, 2]}, {"a": 2, "c": "x"}]
-    assert records(pd.DataFrame(rows)) == rows
-    assert records(rows) == rows
+    assert comparable_rows(pd.DataFrame(rows)) == rows
+    assert comparable_rows(rows) == rows
 
 
 def test_cells():
@@ -101,10 +101,10 @@ def test_columns_of_a_table():
 
 
 def test_a_point_has_its_numbers_in_columns_of_their_own():
-    from outliers.views.attention import Point
+    from outliers.views.attention import AttentionPoint
 
-    point = Point("gpt2", "absmax", "int8", Value(30.0, 1.0), Value(0.5, 0.05), None)
-    assert unrounded(point) == {
+    point = AttentionPoint("gpt2", "absmax", "int8", Value(30.0, 1.0), Value(0.5, 0.05), None)
+    assert point_row(point) == {
         "model": "gpt2",
         "scheme": "absmax",
         "attention": "int8",

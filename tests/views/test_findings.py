@@ -21,7 +21,7 @@ from outliers.views.linear_layer import speed_findings
 from outliers.views.memory import memory_findings
 from outliers.views.perplexity import sweep_findings
 from outliers.views.plan import plan_section
-from outliers.views.remedies import NONE, Point, remedies_findings
+from outliers.views.remedies import NONE, RemedyPoint, remedies_findings
 from outliers.views.table4 import panel_section
 from outliers.views.trace import trace_findings, traced_section
 from outliers.views.zeroshot import zeroshot_findings
@@ -213,9 +213,9 @@ def of_family(fits: dict | None = None, **columns) -> list[Finding]:
     return emergence_findings(models, fits or {}, "table4")
 
 
-def point(format: str, remedy: str, ratio: float, bits: float = 8, deviation: float | None = 0.05) -> Point:
+def point(format: str, remedy: str, ratio: float, bits: float = 8, deviation: float | None = 0.05) -> RemedyPoint:
     perplexity = Value(30 * ratio, deviation)
-    return Point("gpt2", format, remedy, "tensor", bits, bits, perplexity, perplexity.increase_over(exact(30)))
+    return RemedyPoint("gpt2", format, remedy, "tensor", bits, bits, perplexity, perplexity.increase_over(exact(30)))
 
 
 def of_two_formats(other: float) -> list[Finding]:

@@ -10,24 +10,24 @@ import torch
 
 from outliers.criterion import OF_EVERY_STACK
 from outliers.errors import UserError
-from outliers.metrics.ablations import plan
+from outliers.metrics.ablations import treatments
 from outliers.quantization.schemes import SCHEMES
 from outliers.show.legends import OTHERS, STYLES, variant_styles
 from outliers.show.maps import pooled
 from outliers.show.page import page
 from outliers.show.section import Drawing, Section
-from outliers.show.style import COLORS, GREY, look
+from outliers.show.style import COLORS, GREY, house_style
 from outliers.show.tables import Table
 from outliers.show.write import write
 from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
 from outliers.views.ablation import ablation_section
-from outliers.views.attention import points as attention_points
+from outliers.views.attention import attention_points as attention_points
 from outliers.views.emergence import by_model, distinct_models, exponential_fit, figure3, figure4, fits_of
 from outliers.views.latency import latencies, latency_section
 from outliers.views.perplexity import perplexity_section, sweep_costs, table1
 from outliers.views.remedies import frontier, frontier_of, remedies_section
-from outliers.views.remedies import points as remedy_points
+from outliers.views.remedies import remedy_points as remedy_points
 from outliers.views.table4 import emergence_section
 from outliers.views.trace import heat_map, magnitude_by_position, sorted_profile, traced_section
 from outliers.views.zeroshot import zeroshot_section
@@ -145,7 +145,7 @@ def family(**fields) -> list[dict]:
 def ablation() -> list[dict]:
     """Rows of an ablation of two features, two methods."""
     rows = []
-    for cell in plan([3, 7], 32, ["zero", "mean"]):
+    for cell in treatments([3, 7], 32, ["zero", "mean"]):
         worse = {"none": 0, "outliers": 5, "control": 1 + (cell.draw or 0) / 10, "single": cell.features[-1:] == (7,)}
         values = {"perplexity": 10.0 + worse[cell.subject], "top1_softmax": 0.5 - worse[cell.subject] / 50}
         about = {**vars(cell), "features": list(cell.features), "seed": 0, "model": "made/gpt2"}
@@ -272,7 +272,7 @@ def test_a_wide_table_is_broken_at_the_width_of_a_terminal(monkeypatch):
 def test_every_scheme_has_a_style_of_its_own():
     own = [f"mine-{number}" for number in range(len(OTHERS) - len(SCHEMES.keys() - STYLES.keys()))]
     assert len(own) > 20
-    with look():
+    with house_style():
         styles = variant_styles([{"variant": scheme} for scheme in (*own, *SCHEMES, *own)])
         (lower,) = variant_styles([{"variant": "llm.int8+alpha=4"}]).values()
     assert list(styles) == [*SCHEMES, *own]

@@ -256,7 +256,7 @@ def stacks_of(config: PretrainedConfig) -> list[Anatomy]:
     return [first, first.decoder] if first.decoder else [first]
 
 
-def attends(config: PretrainedConfig) -> bool:
+def has_attention(config: PretrainedConfig) -> bool:
     """Return whether any layer of a model has attention; purely recurrent models have none."""
     return any(kind.attention for stack in stacks_of(config) for kind in stack.layer_kinds)
 
@@ -327,7 +327,7 @@ def count_experts(config: PretrainedConfig) -> int:
     count = 0
     for stack in stacks_of(config):
         kinds = stack.layer_kinds
-        for kind in (kinds[stack.kinds[place]] for place in stack.turns):
+        for kind in (kinds[stack.kind_numbers[place]] for place in stack.turns):
             count += sum(name.startswith(f"{kind.experts}.") for name in kind.ffn_out)
     return count
 
@@ -371,7 +371,7 @@ def _children(model: PreTrainedModel, stack: Anatomy) -> Iterator[tuple[int, str
     """Yield the layers of a stack in the order in which they run, each with its place in the list and its path; raise
     UserError if the list is longer than the configuration says."""
     children = list(model.get_submodule(stack.layers)._modules.items())
-    count = len(stack.kinds)
+    count = len(stack.kind_numbers)
     if len(children) > count:  # some architectures run as many as the configuration says, the others all
         raise UserError(
             f"'{stack.layers}' has {len(children)} layers, and the configuration says {count}; expected no more than "
@@ -396,7 +396,7 @@ def _of_kind(stack: Anatomy, place: int, path: str, layer: nn.Module) -> Anatomy
         UserError: parts are missing, and a module with weights is in their place.
     """
     kinds = stack.layer_kinds
-    kinds = (kinds[stack.kinds[place]], *kinds)
+    kinds = (kinds[stack.kind_numbers[place]], *kinds)
     for experts in filter(None, (kind.experts for kind in kinds)):
         with suppress(AttributeError):  # of a layer in whose place is something else
             unfold(layer.get_submodule(experts))
@@ -586,7 +586,7 @@ def _kind(thing: object) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
-def readers(model: PreTrainedModel, only: int | None = None) -> Iterator[Projection]:
+def state_readers(model: PreTrainedModel, only: int | None = None) -> Iterator[Projection]:
     """Yield all readers of tracked hidden states: projections, routers, and the module that holds a layer's experts in
     the place of those projections of theirs that read the state of all tokens."""
     yield from (part for part in projections(model, only) if part.expert is None or part.role != "ffn_in")

@@ -4,7 +4,7 @@ import torch
 from transformers import AutoModelForCausalLM, Cache
 from transformers.cache_utils import DynamicLayer
 
-from outliers.models.anatomy.examples import IGNORED, Block, Example, labelled
+from outliers.models.anatomy.examples import IGNORED, Block, Example, states_at_labels
 from outliers.models.anatomy.family import Family
 from outliers.models.internals import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -29,7 +29,7 @@ class NothingBefore(Cache):
 
 def _predicted(block: Block, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the states of all positions but the last with the next tokens; for an example, those with a label."""
-    return labelled(block, states) if isinstance(block, Example) else (states[:-1], block[1:])
+    return states_at_labels(block, states) if isinstance(block, Example) else (states[:-1], block[1:])
 
 
 def _places(block: Block) -> tuple[torch.Tensor, torch.Tensor]:

@@ -73,7 +73,7 @@ def read_ids(block: Block | Examples) -> torch.Tensor:
     return block.ids if isinstance(block, (Example, Examples)) else block
 
 
-def labelled(block: Example, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def states_at_labels(block: Example, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the last hidden states (predicted, features) at labels, and these, int64 (predicted,)."""
     predicted = block.labels != IGNORED
     return states[predicted.to(states.device)], block.labels[predicted]

@@ -40,7 +40,7 @@ def anatomy_found(config: PretrainedConfig, family: Family) -> Anatomy:
     """Return the anatomy of a configuration's models from this process's memory, the user's cache, or a new pass.
 
     Raises:
-        UserError: as `find`.
+        UserError: as `find_anatomy`.
     """
     here, fields, known = _known.get(id(config), (None, None, None))
     if here is not None and here() is config and fields == vars(config):
@@ -51,7 +51,7 @@ def anatomy_found(config: PretrainedConfig, family: Family) -> Anatomy:
         known = type(config).__module__.startswith("transformers.")  # the key says nothing of the code of others
         anatomy = _read(file) if known else None
         if anatomy is None:
-            anatomy = find(config, family)
+            anatomy = find_anatomy(config, family)
             if known:
                 _write(file, anatomy)
         fields = EXCEPTIONS.get(config.model_type, {})
@@ -112,7 +112,7 @@ def _write(file: Path, anatomy: Anatomy) -> None:
 
 
 @torch.inference_mode(False)  # in which other operations are seen
-def find(config: PretrainedConfig, family: Family) -> Anatomy:
+def find_anatomy(config: PretrainedConfig, family: Family) -> Anatomy:
     """Return the anatomy of a configuration's models by a pass on the meta device, which needs no weights.
 
     Raises:

@@ -3,7 +3,7 @@
 import torch
 from transformers import AutoModelForMaskedLM
 
-from outliers.models.anatomy.examples import IGNORED, Example, labelled
+from outliers.models.anatomy.examples import IGNORED, Example, states_at_labels
 from outliers.models.anatomy.family import Family
 from outliers.models.internals import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
@@ -14,4 +14,4 @@ def _unmasked(block: Example) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.where(masked, block.labels, block.ids), masked.nonzero()[:, 0]
 
 
-MASKED = Family("masked", MODEL_FOR_MASKED_LM_MAPPING_NAMES, AutoModelForMaskedLM, labelled, places=_unmasked)
+MASKED = Family("masked", MODEL_FOR_MASKED_LM_MAPPING_NAMES, AutoModelForMaskedLM, states_at_labels, places=_unmasked)

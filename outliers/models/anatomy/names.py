@@ -4,15 +4,15 @@ from transformers import PreTrainedModel
 
 from outliers.criterion import RESIDUAL, in_nnsight, in_transformerlens
 from outliers.errors import UserError, unknown_name
-from outliers.models.anatomy import layers_of, readers, stacks_of
+from outliers.models.anatomy import layers_of, stacks_of, state_readers
 
-State = tuple[int, str]  # a layer and a role
+LayerState = tuple[int, str]  # a layer and a role
 
 
-def modules_of(model: PreTrainedModel) -> dict[State, list[str]]:
+def modules_of(model: PreTrainedModel) -> dict[LayerState, list[str]]:
     """Return the paths of the readers of each hidden state, and for the residual stream the layer that puts it out."""
-    modules: dict[State, list[str]] = {}
-    for reader in (one for one in readers(model) if one.expert is None):
+    modules: dict[LayerState, list[str]] = {}
+    for reader in (one for one in state_readers(model) if one.expert is None):
         modules.setdefault(reader.place, []).append(reader.path)
     return modules | {(layer.number, RESIDUAL): [layer.path] for layer in layers_of(model)}
 
@@ -23,7 +23,7 @@ TOOLS = {
 }
 
 
-def names_of(model: PreTrainedModel, tool: str) -> dict[State, str]:
+def state_names(model: PreTrainedModel, tool: str) -> dict[LayerState, str]:
     """Return the name of each hidden state of a model in a tool.
 
     Raises:

@@ -48,8 +48,8 @@ class Anatomy:
         norms_behind: norms behind projections, each with the role of the projection.
         residual_scale: the field of the configuration that multiplies the outputs of sub-layers.
         router: projections that only choose or weigh the outputs of others.
-        kinds: for each module in the list of layers, the place of its kind in `layer_kinds`; None for one that never
-            runs.
+        kind_numbers: for each module in the list of layers, the place of its kind in `layer_kinds`; None for one that
+            never runs.
         turns: the places of the layers in the list, in the order in which they run. A module that runs several times is
             several layers.
         states: the number of the hidden state that a projection reads, if it is not the first one of its role; and of
@@ -96,7 +96,7 @@ class Anatomy:
     attn_mid: tuple[str, ...] = ()
     ffn_mid: tuple[str, ...] = ()
     router: tuple[str, ...] = ()
-    kinds: tuple[int | None, ...] = ()
+    kind_numbers: tuple[int | None, ...] = ()
     turns: tuple[int, ...] = ()
     states: dict[str, int] = field(default_factory=dict)
     apart: dict[str, str] = field(default_factory=dict)

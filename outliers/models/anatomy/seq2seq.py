@@ -3,7 +3,7 @@
 import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
-from outliers.models.anatomy.examples import IGNORED, Example, labelled
+from outliers.models.anatomy.examples import IGNORED, Example, states_at_labels
 from outliers.models.anatomy.family import Family
 from outliers.models.internals import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 
@@ -22,7 +22,7 @@ SEQ2SEQ = Family(
     "seq2seq",
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     AutoModelForSeq2SeqLM,
-    labelled,
+    states_at_labels,
     _shifted,
     {"use_cache": False},
     places=lambda block: (block.labels, (block.labels != IGNORED).nonzero()[:, 0]),  # all targets

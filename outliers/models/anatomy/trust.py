@@ -106,7 +106,7 @@ def _limit(model: PreTrainedModel) -> float:
 
 def _check(model: PreTrainedModel) -> tuple[str, float] | None:
     """Check calls, logits and loss; return the first layer that adds more than its branches, with the difference."""
-    block, calls, sums = _few_tokens(model), Counter(), _Sums(model)
+    block, calls, sums = _few_tokens(model), Counter(), _BranchSums(model)
     there, layers = list(projections(model)), layers_of(model)
 
     def count(module: nn.Module, _inputs: tuple) -> None:
@@ -153,7 +153,7 @@ def _check(model: PreTrainedModel) -> tuple[str, float] | None:
     return next(((path, worst) for path, worst in sums.differences.items() if not worst <= limit), None)
 
 
-class _Sums:
+class _BranchSums:
     """Compares the sum of the outputs of a layer's branches with the change that the layer makes to the stream.
 
     Layers with routers, or with norms through which the stream itself goes, are not compared.

@@ -13,7 +13,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.models.anatomy import layers_of
-from outliers.models.gguf.header import Header, Tensor
+from outliers.models.gguf.header import GGUFHeader, Tensor
 
 SIGMOID = 2  # a function of routers
 MAVERICK = 128  # experts of the Llama 4 whose queries and keys have no norm
@@ -23,7 +23,7 @@ LATENT = ("attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_leng
 LATENT += ("attention.key_length_mla", "attention.value_length_mla", "attention.head_count_kv")
 
 
-def made_by_fields(header: Header) -> tuple[PretrainedConfig, Header]:
+def made_by_fields(header: GGUFHeader) -> tuple[PretrainedConfig, GGUFHeader]:
     """Return a configuration with what no single field sets, and the header without the fields that were read."""
     kind, more = BY_FIELDS[header.architecture](header)
     tokens = {f"{name}_token_id": header.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
@@ -37,7 +37,7 @@ def made_by_fields(header: Header) -> tuple[PretrainedConfig, Header]:
     return config, header._replace(fields=left)
 
 
-def _deepseek(header: Header) -> tuple[str, dict]:
+def _deepseek(header: GGUFHeader) -> tuple[str, dict]:
     """Return the type and the widths of latent attention, whose keys and values are made of a narrower state.
 
     Newer files have the widths of this state as those of keys and values, and the widths of a head beside them.
@@ -59,7 +59,7 @@ def _deepseek(header: Header) -> tuple[str, dict]:
     } | ({} if sigmoid else {"topk_method": "group_limited_greedy" if groups > 1 else "greedy"})
 
 
-def _llama4(header: Header) -> tuple[str, dict]:
+def _llama4(header: GGUFHeader) -> tuple[str, dict]:
     if header.of_model("attention.sliding_window") is not None:
         raise UserError(f"'{header.file.path}' says a window of attention, which Llama 4 has not; use safetensors")
     return "llama4_text", {
@@ -69,7 +69,7 @@ def _llama4(header: Header) -> tuple[str, dict]:
     }
 
 
-BY_FIELDS: dict[str, Callable[[Header], tuple[str, dict]]] = {
+BY_FIELDS: dict[str, Callable[[GGUFHeader], tuple[str, dict]]] = {
     "olmoe": lambda _header: ("olmoe", {}),
     "glm4moe": lambda header: ("glm4_moe", {"use_qk_norm": any("attn_q_norm" in one.name for one in header.tensors)}),
     "deepseek2": _deepseek,
@@ -77,7 +77,7 @@ BY_FIELDS: dict[str, Callable[[Header], tuple[str, dict]]] = {
 }
 
 
-def without_next_tokens(header: Header) -> Header:
+def without_next_tokens(header: GGUFHeader) -> GGUFHeader:
     """Leave out the last layers of a file that predict further tokens, which transformers does not run."""
     field = f"{header.architecture}.nextn_predict_layers"
     if header.architecture not in BY_FIELDS or not (count := header.fields.get(field)):
@@ -99,7 +99,7 @@ def latent_tensors(model: PreTrainedModel, tensors: Iterable[Tensor]) -> Iterato
                 yield f"{layer.path}.{path}.weight", parts
 
 
-def keys_and_values(header: Header, parts: list[Tensor]) -> torch.Tensor:
+def keys_and_values(header: GGUFHeader, parts: list[Tensor]) -> torch.Tensor:
     """Return a weight of latent attention as its module has it: head by head, keys before values."""
     keys, values = (torch.from_numpy(header.read(part)) for part in parts)
     return torch.cat([keys.mT, values], 1).flatten(0, 1)

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.models.anatomy import layers_of
-from outliers.models.gguf.header import Header, Tensor
+from outliers.models.gguf.header import GGUFHeader, Tensor
 
 NAME = re.compile(r"blk\.(?P<layer>\d+)\.ffn_(?P<kind>gate|up|gate_up|down)_exps\.(?P<end>weight|bias)")
 
@@ -39,7 +39,7 @@ def expert_tensors(model: PreTrainedModel, tensors: Iterable[Tensor]) -> dict[st
     return parts
 
 
-def joined(experts: nn.Module, header: Header, parts: list[Tensor]) -> torch.Tensor:
+def joined_experts(experts: nn.Module, header: GGUFHeader, parts: list[Tensor]) -> torch.Tensor:
     """Return a parameter of all experts as its module has it."""
     tensors = [torch.from_numpy(header.read(part)) for part in parts]
     if NAME.fullmatch(parts[0].name)["kind"] == FUSED:

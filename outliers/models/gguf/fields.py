@@ -12,7 +12,7 @@ import gguf
 from transformers import PretrainedConfig
 
 from outliers.errors import UserError, shown
-from outliers.models.gguf.header import Header
+from outliers.models.gguf.header import GGUFHeader
 from outliers.models.gguf.rotary import READ as ROTARY
 
 OTHER_NAMESPACES = ("adapter.", "clip.", "diffusion.", "xielu.")  # of things other than models of transformers
@@ -91,7 +91,7 @@ FIELDS = {
     "attention.scale": Field(
         ("query_pre_attn_scalar", "attention_multiplier"),
         lambda value, config: value == 0 or abs(value * _head_width(config) ** 0.5 - 1) < 1e-6,
-        lambda value, config: round(value**-2) if "query_pre_attn_scalar" in fields_of(config) else value,
+        lambda value, config: round(value**-2) if "query_pre_attn_scalar" in class_fields(config) else value,
     ),
     "attention.sliding_window_pattern": Field(("layer_types",), made=_layer_types),  # before fields that depend on it
     "attention.sliding_window": Field(
@@ -165,7 +165,7 @@ BIASES = {
 }
 
 
-def fields_of(config: PretrainedConfig) -> set[str]:
+def class_fields(config: PretrainedConfig) -> set[str]:
     """Return the attribute names of a configuration's class; an object may have others, which no model reads."""
     return {*type(config).__dataclass_fields__, *config.attribute_map}
 
@@ -179,7 +179,7 @@ def _known_to_llama_cpp(keys: type = gguf.Keys) -> Iterator[str]:
             yield value.removeprefix("{arch}.")
 
 
-def with_one_value(header: Header) -> Header:
+def with_one_value(header: GGUFHeader) -> GGUFHeader:
     """Replace per-layer lists of equal values in a header by the value; refuse a list with different values."""
     kept = BY_TRANSFORMERS.get(header.architecture, ())
     fields = dict(header.fields)
@@ -196,13 +196,13 @@ def with_one_value(header: Header) -> Header:
     return header._replace(fields=fields)
 
 
-def say_fields(config: PretrainedConfig, header: Header, file: Path) -> list[str]:
+def say_fields(config: PretrainedConfig, header: GGUFHeader, file: Path) -> list[str]:
     """Set a configuration's attributes from the fields of a header; return the names of fields unknown to llama.cpp.
 
     Raises:
         UserError: a field has a value that a model of the configuration does not compute with, or one is missing.
     """
-    prefix, own = f"{header.architecture}.", fields_of(config)
+    prefix, own = f"{header.architecture}.", class_fields(config)
     known, settled = set(_known_to_llama_cpp()), (*ROTARY, *BY_TRANSFORMERS.get(header.architecture, ()))
     _check_there(config, header, file)
     if "head_dim" in own and header.of_model("attention.key_length") is None:
@@ -223,7 +223,7 @@ def say_fields(config: PretrainedConfig, header: Header, file: Path) -> list[str
     return unknown
 
 
-def _check_there(config: PretrainedConfig, header: Header, file: Path) -> None:
+def _check_there(config: PretrainedConfig, header: GGUFHeader, file: Path) -> None:
     """Raise UserError if a field is missing that transformers would invent."""
     needed = [("embedding_length",), ("attention.head_count",)] if hasattr(config, "num_attention_heads") else []
     needed += [tuple(key for key, field in FIELDS.items() if field.attributes is EPSILON)]

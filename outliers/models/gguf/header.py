@@ -46,7 +46,7 @@ class Tensor(NamedTuple):
         return self._replace(shape=(1, *self.shape[1:]), start=start, end=start + size)
 
 
-class Header(NamedTuple):
+class GGUFHeader(NamedTuple):
     """The metadata of a file.
 
     fields: without lists of strings, which are replaced by their lengths.
@@ -90,7 +90,7 @@ class Header(NamedTuple):
 
 
 @contextmanager
-def refusals(file: Path) -> Iterator[None]:
+def gguf_refusals(file: Path) -> Iterator[None]:
     """Convert what the readers raise for an invalid file to one line."""
     try:
         yield
@@ -106,19 +106,19 @@ def refusals(file: Path) -> Iterator[None]:
 
 
 def remembered(read: Callable[[Path], Made]) -> Callable[[Path], Made]:
-    """Cache what a function makes from a file until the file changes, with the errors of `refusals`."""
+    """Cache what a function makes from a file until the file changes, with the errors of `gguf_refusals`."""
     of_state = functools.lru_cache(maxsize=4)(lambda file, _state: read(file))
 
     @functools.wraps(read)
     def made_of(file: Path) -> Made:
-        with refusals(file):
+        with gguf_refusals(file):
             return of_state(file, state_of(file))
 
     return made_of
 
 
 @remembered
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> GGUFHeader:
     """Read the header of a file without its weights."""
     # The reader of the package gguf maps the file and makes an object for each token, which takes seconds and
     # whatever memory the header claims to need. The public reader of transformers knows fewer types.
@@ -133,7 +133,7 @@ def read_header(path: Path) -> Header:
     if alignment < 1 or any(offset % alignment for *_, offset in entries):
         raise ValueError(f"tensors do not begin at multiples of {alignment}")
     tensors = tuple(_tensor(*entry, -(-end // alignment) * alignment) for entry in entries)
-    header = Header(file, fields, tensors)
+    header = GGUFHeader(file, fields, tensors)
     _check_kind(fields, path)
     _check_places(header)
     _check_sizes(header, path)
@@ -194,7 +194,7 @@ def _check_kind(fields: dict, file: Path) -> None:
         raise UserError(f"'{file}' holds no model but what its 'general.type' calls {shown(kind)}; expected a model")
 
 
-def _check_places(header: Header) -> None:
+def _check_places(header: GGUFHeader) -> None:
     """Raise UserError unless every tensor has a unique name and its own bytes within the file."""
     file, size = header.file.path, header.file.size
     for tensor in header.tensors:
@@ -212,7 +212,7 @@ def _check_places(header: Header) -> None:
         )
 
 
-def _check_sizes(header: Header, file: Path) -> None:
+def _check_sizes(header: GGUFHeader, file: Path) -> None:
     """Raise UserError unless the file has a whole language model; too many claimed layers would take long to build."""
     claimed = header.of_model("block_count")
     if claimed is None:

@@ -26,9 +26,9 @@ from outliers.models.gguf.architectures import (
     made_by_fields,
     without_next_tokens,
 )
-from outliers.models.gguf.experts import expert_tensors, joined
+from outliers.models.gguf.experts import expert_tensors, joined_experts
 from outliers.models.gguf.fields import say_fields, with_one_value
-from outliers.models.gguf.header import Header, Tensor, read_header, refusals, remembered
+from outliers.models.gguf.header import GGUFHeader, Tensor, gguf_refusals, read_header, remembered
 from outliers.models.gguf.rotary import FREQUENCIES, say_rotary_parameters
 from outliers.models.internals import (
     TENSOR_PROCESSORS,
@@ -94,11 +94,11 @@ def check_tensors(file: Path) -> None:
 
 
 def stored_type(file: Path) -> str | None:
-    """Return the quantization type of a file, see `Header.type`."""
+    """Return the quantization type of a file, see `GGUFHeader.type`."""
     return read_header(file).type
 
 
-def _by_transformers(header: Header) -> PretrainedConfig:
+def _by_transformers(header: GGUFHeader) -> PretrainedConfig:
     """Return the configuration that transformers makes of a header.
 
     transformers takes seconds to read a vocabulary, and trusts what a header claims. So it gets a file with the same
@@ -157,7 +157,7 @@ def read_tensors(file: Path, model: PreTrainedModel) -> dict[str, Lazy]:
     Raises:
         UserError: the file lacks a part of the model, or has additional tensors.
     """
-    with refusals(file):
+    with gguf_refusals(file):
         header, expected = without_next_tokens(read_header(file)), model.state_dict()
         processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=model.config.to_dict())
         # transformers would build a table of all tensors for each module; the base model's is enough, because some
@@ -181,7 +181,7 @@ def read_tensors(file: Path, model: PreTrainedModel) -> dict[str, Lazy]:
 
         def made(own_name: str) -> Callable[[list[Tensor]], torch.Tensor]:
             if own_name in of_experts:
-                return partial(joined, of_experts[own_name][1], header)
+                return partial(joined_experts, of_experts[own_name][1], header)
             if own_name in latent:
                 return partial(keys_and_values, header)
             return partial(_processed, header, own_name, processor.process)
@@ -211,12 +211,12 @@ def _zeros(own_name: str, shape: tuple[int, ...]) -> Lazy:
 
 
 def _lazy(
-    header: Header, own_name: str, shape: tuple[int, ...], parts: list[Tensor], make: Callable, of_experts: bool
+    header: GGUFHeader, own_name: str, shape: tuple[int, ...], parts: list[Tensor], make: Callable, of_experts: bool
 ) -> Lazy:
     """Return a tensor of a model; make: makes it of its parts in the file, which may be of all experts."""
 
     def read() -> torch.Tensor:
-        with refusals(header.file.path):
+        with gguf_refusals(header.file.path):
             tensor = make(parts)
             if tensor.data_ptr() % ALIGNED:  # alignment affects how some processors round products
                 tensor = tensor.clone()
@@ -232,7 +232,7 @@ def _lazy(
     return Lazy(own_name, shape, "F32", spans, read, piece=piece if of_experts else None)
 
 
-def _processed(header: Header, own_name: str, process: Callable, parts: list[Tensor]) -> torch.Tensor:
+def _processed(header: GGUFHeader, own_name: str, process: Callable, parts: list[Tensor]) -> torch.Tensor:
     """Read a tensor; process: the function of transformers that undoes llama.cpp's changes to it."""
     (part,) = parts
     mapping = dict.fromkeys(_names(part), own_name)

@@ -8,7 +8,7 @@ import torch
 from transformers import ROPE_INIT_FUNCTIONS, PretrainedConfig
 
 from outliers.errors import UserError
-from outliers.models.gguf.header import Header
+from outliers.models.gguf.header import GGUFHeader
 
 # Llama 3.1 and 3.2: the file has a factor for each frequency, of which the largest is `factor`.
 LLAMA3 = {
@@ -27,7 +27,7 @@ READ = (
 )
 
 
-def say_rotary_parameters(config: PretrainedConfig, header: Header, file: Path) -> None:
+def say_rotary_parameters(config: PretrainedConfig, header: GGUFHeader, file: Path) -> None:
     """Set a configuration's rotary parameters from a file: base, number of rotated dimensions, and scaling."""
     if not getattr(config, "rope_parameters", None):
         if found := [key for key in READ if header.of_model(key) is not None]:
@@ -45,14 +45,14 @@ def say_rotary_parameters(config: PretrainedConfig, header: Header, file: Path) 
     _say_frequencies(parameters, config, header, file)
 
 
-def _say_base(parameters: dict, key: str, header: Header, file: Path) -> None:
+def _say_base(parameters: dict, key: str, header: GGUFHeader, file: Path) -> None:
     base = header.of_model(key, parameters["rope_theta"])
     if not 0 < base < math.inf:
         raise UserError(f"'{file}' is damaged: its '{key}' is {base}; download it again")
     parameters["rope_theta"] = base
 
 
-def _say_dimensions(parameters: dict, config: PretrainedConfig, header: Header, file: Path) -> None:
+def _say_dimensions(parameters: dict, config: PretrainedConfig, header: GGUFHeader, file: Path) -> None:
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     turning = header.of_model("rope.dimension_count", width)
     if "partial_rotary_factor" in parameters:
@@ -65,7 +65,7 @@ def _say_dimensions(parameters: dict, config: PretrainedConfig, header: Header, 
         raise UserError(f"'{file}' has rotary embeddings of two widths; {config.model_type} has one")
 
 
-def _say_scaling(parameters: dict, config: PretrainedConfig, header: Header, file: Path) -> None:
+def _say_scaling(parameters: dict, config: PretrainedConfig, header: GGUFHeader, file: Path) -> None:
     """Set the scaling as llama.cpp reads it: linear if no type is given, and none if the factor is 0 or absent."""
 
     def said(name: str, default):
@@ -113,7 +113,7 @@ def _say_scaling(parameters: dict, config: PretrainedConfig, header: Header, fil
         parameters |= {"rope_type": "default"} if factor == 1 else {"rope_type": kind, "factor": factor}
 
 
-def _say_frequencies(parameters: dict, config: PretrainedConfig, header: Header, file: Path) -> None:
+def _say_frequencies(parameters: dict, config: PretrainedConfig, header: GGUFHeader, file: Path) -> None:
     tensor = next((tensor for tensor in header.tensors if tensor.name == FREQUENCIES), None)
     if tensor is None:
         return

@@ -16,7 +16,7 @@ from tokenizers.models import BPE, Unigram
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from outliers.errors import UserError, unknown_name
-from outliers.models.gguf.header import read_header, read_lists, refusals, remembered
+from outliers.models.gguf.header import gguf_refusals, read_header, read_lists, remembered
 from outliers.models.gguf.splits import BY_NAME, Rule
 from outliers.models.internals import generate_merges
 from outliers.models.tokenizers import check_size
@@ -181,9 +181,9 @@ MODELS: dict[str, Callable[[Vocabulary], Tokenizer]] = {
 }
 
 
-def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
+def read_gguf_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a file."""
-    with refusals(file):
+    with gguf_refusals(file):
         tokenizer, keywords = _tokenizer_in(file)
         made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, name_or_path=str(file), **keywords)
     for tensor in read_header(file).tensors:

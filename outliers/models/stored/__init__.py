@@ -13,10 +13,10 @@ from outliers.errors import UserError
 from outliers.models.skeleton import refusals
 from outliers.models.stored.bitsandbytes import EIGHT_BITS, FOUR_BITS
 from outliers.models.stored.compressed import CODES, PACKED
-from outliers.models.stored.format import Contradiction, Format
+from outliers.models.stored.format import Contradiction, StoredFormat
 from outliers.models.stored.fp8 import FP8
 from outliers.models.stored.hqq import HQQ
-from outliers.models.stored.modules import as_method, fields_of
+from outliers.models.stored.modules import as_method, module_fields
 from outliers.models.stored.tensors import Lazy, twice
 from outliers.models.stored.words import AWQ, GPTQ
 
@@ -73,11 +73,11 @@ def unpacked(stored: dict[str, Lazy], fields: dict, name: str, transposed: Colle
     return tensors
 
 
-def _weight(format: Format, parts: dict[str, Lazy], fields: dict, name: str, path: str, turned: bool) -> Lazy:
+def _weight(format: StoredFormat, parts: dict[str, Lazy], fields: dict, name: str, path: str, turned: bool) -> Lazy:
     """Return the weight made from tensors, given by the ends of their names; turned: whether features come first."""
     try:
         with refusals(name, part=f"'{path}{format.codes}' of "):
-            if (own := fields_of(fields, path[:-1], name)) is None:
+            if (own := module_fields(fields, path[:-1], name)) is None:
                 raise Contradiction(format.codes, "", "none, as its 'quantization_config' leaves the module out")
             sizes, note = format.settled(parts, own)
     except Contradiction as wrong:

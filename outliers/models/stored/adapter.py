@@ -18,7 +18,7 @@ PLAIN_STARTS = (True, False, "gaussian", "orthogonal", None)  # of LoRA; others 
 UNREAD = ("target_parameters", "trainable_token_indices", "bias", "alora_invocation_tokens")
 
 
-def merged(tensors: dict[str, Lazy], config: PretrainedConfig, folder: Path) -> dict[str, Lazy]:
+def merge_adapter(tensors: dict[str, Lazy], config: PretrainedConfig, folder: Path) -> dict[str, Lazy]:
     """Return the tensors of a model with the adapter of a folder merged into them.
 
     Raises:

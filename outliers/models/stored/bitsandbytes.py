@@ -6,7 +6,7 @@ from math import prod
 
 import torch
 
-from outliers.models.stored.format import Contradiction, Format, Sizes, StoredTensor
+from outliers.models.stored.format import Contradiction, Sizes, StoredFormat, StoredTensor
 from outliers.models.stored.tensors import Lazy
 
 LARGEST = 127  # the int8 code of a row's largest weight
@@ -35,7 +35,7 @@ def unpack_8_bits(tensors: dict[str, torch.Tensor], _sizes: Sizes) -> torch.Tens
     return tensors["weight"].float() * (tensors["SCB"].float() / LARGEST)[:, None]
 
 
-EIGHT_BITS = Format(
+EIGHT_BITS = StoredFormat(
     "weight",
     _sizes_of_8_bits,
     (
@@ -94,7 +94,7 @@ def _of_blocks(values: torch.Tensor, size: int, count: int) -> torch.Tensor:
     return values.repeat_interleave(min(size, count))[:count]
 
 
-FOUR_BITS = Format(
+FOUR_BITS = StoredFormat(
     "weight",
     _sizes_of_4_bits,
     (

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import torch
 
-from outliers.models.stored.format import FLOATS, INT32, Contradiction, Format, Sizes, StoredTensor
+from outliers.models.stored.format import FLOATS, INT32, Contradiction, Sizes, StoredFormat, StoredTensor
 from outliers.models.stored.tensors import Lazy
-from outliers.models.stored.words import check_groups, unpack_words
+from outliers.models.stored.words import check_group_sizes, unpack_words
 
 SAID = ("num_bits", "type", "strategy", "group_size", "block_structure", "symmetric", "actorder")
 
@@ -45,7 +45,7 @@ def _note(stored: dict[str, Lazy], sizes: Sizes) -> str:
     if _is_symmetric(sizes) and zero_points and zero_points.dtype != "I32" and zero_points.read().float().any():
         raise Contradiction("weight_zero_point", "with zero points that are not 0", "0 everywhere")
     if "weight_g_idx" in stored:
-        check_groups("weight_g_idx", stored["weight_g_idx"].read(), sizes)
+        check_group_sizes("weight_g_idx", stored["weight_g_idx"].read(), sizes)
     return ""
 
 
@@ -102,7 +102,7 @@ _ORDER = StoredTensor(
     lambda s: (INT32, (s.features,)),
     lambda s: s.fields.get("actorder") in ("group", "dynamic"),
 )
-PACKED = Format(
+PACKED = StoredFormat(
     "weight_packed",
     _sizes_of_packed,
     (
@@ -118,7 +118,7 @@ PACKED = Format(
     needs="weight_packed",
     note=_note,
 )
-CODES = Format(
+CODES = StoredFormat(
     "weight",
     lambda stored, fields: _sizes(stored["weight"].shape, fields),
     (

@@ -62,7 +62,7 @@ class StoredTensor(NamedTuple):
     there: Callable[[Sizes], bool | None] = lambda _sizes: True
 
 
-class Format(NamedTuple):
+class StoredFormat(NamedTuple):
     """A library's way of storing a weight.
 
     codes: the end of the name of the code tensor. sizes: yields all readings of the configuration, from the tensors by

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from outliers.models.stored.format import FLOATS, Format, Sizes, StoredTensor
+from outliers.models.stored.format import FLOATS, Sizes, StoredFormat, StoredTensor
 from outliers.models.stored.tensors import Lazy
 
 BLOCK = (128, 128)  # default numbers of outputs and features that share a scale
@@ -39,7 +39,7 @@ def unpack_blocks(tensors: dict[str, torch.Tensor], sizes: Sizes) -> torch.Tenso
     return tensors["weight"].float() * scale
 
 
-FP8 = Format(
+FP8 = StoredFormat(
     "weight",
     _sizes,
     (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from outliers.models.stored.format import FLOATS, INT32, Contradiction, Format, Sizes, StoredTensor
+from outliers.models.stored.format import FLOATS, INT32, Contradiction, Sizes, StoredFormat, StoredTensor
 from outliers.models.stored.tensors import READ, Lazy
 
 # Packings: bits of a code, type of a word, and number of codes in a word, the first in the highest bits.
@@ -76,7 +76,7 @@ def unpack_hqq(tensors: dict[str, torch.Tensor], sizes: Sizes) -> torch.Tensor:
     return weight.reshape(sizes.outputs, sizes.features)
 
 
-HQQ = Format(
+HQQ = StoredFormat(
     "W_q",
     _sizes,
     (

@@ -27,7 +27,7 @@ def as_method(fields: dict) -> dict:
     return fields | {"quant_method": method, "checkpoint_format": "gptq" if method == "gptq" else None}
 
 
-def fields_of(fields: dict, module: str, name: str) -> dict | None:
+def module_fields(fields: dict, module: str, name: str) -> dict | None:
     """Return the fields for a module of model `name`; None if it is not quantized."""
     for of_module in (*_dynamic(fields, module, name), *_extra(fields, module, name)):
         return of_module and fields | of_module

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
-from outliers.models.stored.format import FLOATS, INT32, WORD, Contradiction, Format, Sizes, StoredTensor
+from outliers.models.stored.format import FLOATS, INT32, WORD, Contradiction, Sizes, StoredFormat, StoredTensor
 from outliers.models.stored.tensors import Lazy
 
 BITS, GROUP_SIZE = 4, 128  # the libraries' defaults
@@ -66,11 +66,11 @@ def _needs_g_idx(sizes: Sizes) -> bool | None:
 
 def _gptq_note(stored: dict[str, Lazy], sizes: Sizes) -> str:
     if "g_idx" in stored:
-        check_groups("g_idx", stored["g_idx"].read(), sizes, sizes.fields.get("desc_act") is False)
+        check_group_sizes("g_idx", stored["g_idx"].read(), sizes, sizes.fields.get("desc_act") is False)
     return _zero_points(stored["qzeros"].read(), sizes)[1]
 
 
-def check_groups(end: str, groups: torch.Tensor, sizes: Sizes, in_order: bool = False) -> None:
+def check_group_sizes(end: str, groups: torch.Tensor, sizes: Sizes, in_order: bool = False) -> None:
     """Raise `Contradiction` unless each group has its number of features."""
     natural, groups = _natural_groups(sizes), groups.long()
     if in_order and not groups.equal(natural):
@@ -117,7 +117,7 @@ def unpack_gptq(tensors: dict[str, torch.Tensor], sizes: Sizes) -> torch.Tensor:
     return _dequantized(codes, _zero_points(tensors["qzeros"], sizes)[0], tensors["scales"], groups)
 
 
-GPTQ = Format(
+GPTQ = StoredFormat(
     "qweight",
     _gptq_sizes,
     (
@@ -157,7 +157,7 @@ def unpack_awq(tensors: dict[str, torch.Tensor], sizes: Sizes) -> torch.Tensor:
     return _dequantized(codes, zeros, tensors["scales"], _natural_groups(sizes))
 
 
-AWQ = Format(
+AWQ = StoredFormat(
     "qweight",
     _awq_sizes,
     (

@@ -48,7 +48,7 @@ KINDS: dict[str, dict[str, tuple]] = {  # types of fields, which transformers re
 logger = logging.getLogger(__name__)
 
 
-def read_tokenizer(source: Source, name: str, **keywords) -> PreTrainedTokenizerBase:
+def read_folder_tokenizer(source: Source, name: str, **keywords) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder or repository.
 
     keywords: for transformers.

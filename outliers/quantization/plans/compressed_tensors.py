@@ -38,7 +38,7 @@ def _arguments(quantizer: Quantizer, dynamic: bool) -> dict:
     return {**NUMBERS[quantizer.format], "symmetric": quantizer.symmetric, **share, "dynamic": dynamic}
 
 
-def apart(assigned: Assigned) -> Assigned:
+def experts_apart(assigned: Assigned) -> Assigned:
     """Name the projections of experts as the linear layers that llm-compressor makes of them before it quantizes."""
 
     def names(part: Projection) -> list[str]:
@@ -49,7 +49,7 @@ def apart(assigned: Assigned) -> Assigned:
     return assigned.renamed(names)
 
 
-def config_of(assigned: Assigned) -> dict:
+def compressed_tensors_config(assigned: Assigned) -> dict:
     """Return a `QuantizationConfig` as a dict, for `model_validate` and for a model's configuration.
 
     The largest group targets every linear layer except those of the other groups and those to ignore.
@@ -66,6 +66,6 @@ def config_of(assigned: Assigned) -> dict:
 
 def recipe_of(assigned: Assigned) -> dict:
     """Return a recipe of llm-compressor, which calibrates and saves: `oneshot(model, recipe=FILE)`."""
-    config = config_of(assigned)
+    config = compressed_tensors_config(assigned)
     modifier = {name: config[name] for name in ("config_groups", "ignore")}
     return {"quantization_stage": {"quantization_modifiers": {"QuantizationModifier": modifier}}}

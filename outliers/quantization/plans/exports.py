@@ -87,10 +87,10 @@ EXPORTS = {
     "compressed-tensors": Export(
         "compressed-tensors.json",
         compressed_tensors.arguments_of,
-        compressed_tensors.config_of,
+        compressed_tensors.compressed_tensors_config,
         _as_json,
         takes=(nn.Linear,),
-        experts=compressed_tensors.apart,
+        experts=compressed_tensors.experts_apart,
     ),
     "llm-compressor": Export(
         "recipe.yaml",
@@ -98,11 +98,11 @@ EXPORTS = {
         compressed_tensors.recipe_of,
         partial(yaml.safe_dump, sort_keys=False, width=120),
         takes=(nn.Linear,),
-        experts=compressed_tensors.apart,
+        experts=compressed_tensors.experts_apart,
     ),
     "torchao": Export(
         "torchao.json",
-        torchao.config_of,
+        torchao.torchao_config,
         torchao.by_name,
         torchao.as_json,
         takes=(nn.Linear,),

@@ -22,7 +22,7 @@ INT8 = "int8 absmax"
 FEW_BITS = {"int6 absmax": "int6", "int4 absmax": "int4"}  # dtypes of torch
 
 
-def config_of(scheme: Scheme) -> "AOBaseConfig | None":
+def torchao_config(scheme: Scheme) -> "AOBaseConfig | None":
     """Return the torchao configuration of a scheme; None if there is none, or torchao computes it differently."""
     import torch
     from torchao import quantization

@@ -270,14 +270,14 @@ class Remedy(NamedTuple):
             raise unknown_name("remedy", self.name, REMEDIES)
         return self.own or REMEDIES[self.name]
 
-    def do(self, what: str, *given, **named) -> Any:
+    def call(self, action: str, *given, **named) -> Any:
         """Call the function of an action, see `RemedyKind`."""
-        return _find(getattr(self.kind, what))(*given, **named)
+        return _find(getattr(self.kind, action))(*given, **named)
 
     def fit(self, weight: Any, magnitudes: Any) -> Any:
         """Return the tensor that defines the transform of a weight, see `outliers.Transform`."""
         given = [magnitudes] if self.kind.calibrated else []
-        return self.do("fit", weight, *given, *([] if self.number is None else [self.number]))
+        return self.call("fit", weight, *given, *([] if self.number is None else [self.number]))
 
     def applies_at(self, roles: tuple[str, ...]) -> bool:
         """Return whether the remedy applies at any of some roles; no roles stand for all."""

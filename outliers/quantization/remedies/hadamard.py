@@ -9,7 +9,7 @@ import torch
 RADIX = {"cpu": 32, "cuda": 128}
 
 
-def drawn(weight: torch.Tensor, seed: float) -> torch.Tensor:
+def random_rotation(weight: torch.Tensor, seed: float) -> torch.Tensor:
     """Return the random parts of a rotation of a weight's features, in float32 at least.
 
     These are random signs (features,), followed by the random orthogonal factor (m, m) row by row, where m is the odd

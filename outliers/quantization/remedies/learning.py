@@ -14,9 +14,9 @@ from outliers.models.anatomy import family_of, head_size, layers_of, projections
 from outliers.models.anatomy.row import config_of_stack
 from outliers.models.stream import is_streamed
 from outliers.quantization.convert import quantize
-from outliers.quantization.linear import QuantizedLinear, around, in_float32, prepared
+from outliers.quantization.linear import QuantizedLinear, around, in_float32, transform_input
 from outliers.quantization.magnitudes import Calibration
-from outliers.quantization.remedies.hadamard import drawn, rotate
+from outliers.quantization.remedies.hadamard import random_rotation, rotate
 from outliers.quantization.remedies.rotation import SEED
 from outliers.quantization.schemes import Scheme
 from outliers.terminal.progress import over
@@ -73,7 +73,7 @@ def _first_matrices(model: PreTrainedModel, scheme: Scheme, calibration: Calibra
         if key not in matrices:
             of_layer = layers[layer], config_of_stack(model.config, layers[layer].anatomy)
             identity = torch.eye(head_size(*of_layer) if role == HEADS else width)
-            matrices[key] = rotate(identity, drawn(identity, SEED))
+            matrices[key] = rotate(identity, random_rotation(identity, SEED))
     return matrices
 
 
@@ -145,16 +145,18 @@ def _product(layer: QuantizedLinear, fitted: tuple, matrix: torch.Tensor | None,
         places = {number: matrix for number, step in enumerate(scheme.transforms) if step.kind.learns}
         fitted = tuple(places.get(number, made) for number, made in enumerate(fitted))
     for step, made in zip(scheme.transforms, fitted, strict=False):  # after these there may be a searched quantile
-        weight = step.do("weight", weight, made)
-    rows = in_float32(prepared(rows, scheme, fitted))
+        weight = step.call("weight", weight, made)
+    rows = in_float32(transform_input(rows, scheme, fitted))
     threshold = scheme.outlier_threshold
     kept = None if threshold is None else reference.outlier_columns(rows.detach(), threshold)
-    rows, weight = (rounded(*operand, kept) for operand in ((rows, scheme.activations), (weight, scheme.weights)))
+    rows, weight = (
+        straight_through(*operand, kept) for operand in ((rows, scheme.activations), (weight, scheme.weights))
+    )
     product = rows @ weight.T
     return product if layer.projection.bias is None else product + layer.projection.bias
 
 
-def rounded(matrix: torch.Tensor, quantizer: Quantizer | None, kept: torch.Tensor | None) -> torch.Tensor:
+def straight_through(matrix: torch.Tensor, quantizer: Quantizer | None, kept: torch.Tensor | None) -> torch.Tensor:
     """Quantize and dequantize a matrix (rows, features) except for the features in `kept`, with straight-through
     gradients."""
     if quantizer is None:

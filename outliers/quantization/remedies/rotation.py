@@ -9,7 +9,7 @@ the rotations, see `outliers.quantization.remedies.learning`.
 import torch
 
 from outliers.quantization.magnitudes import Magnitudes
-from outliers.quantization.remedies.hadamard import drawn, rotate
+from outliers.quantization.remedies.hadamard import random_rotation, rotate
 
 SEED = 0  # of the matrices that learning starts from
 
@@ -17,7 +17,7 @@ SEED = 0  # of the matrices that learning starts from
 def fit(weight: torch.Tensor, magnitudes: Magnitudes, _steps: float) -> torch.Tensor:
     """Return the learned matrix (size, size) of an input, with size its features or a head's; else the parts of a
     Hadamard one."""
-    made = drawn(weight, SEED)
+    made = random_rotation(weight, SEED)
     return made if magnitudes.learned is None else magnitudes.learned.to(made)
 
 

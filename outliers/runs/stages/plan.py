@@ -159,7 +159,7 @@ def check_search(search: Search) -> None:
             )
 
 
-def search_stages(search: Search) -> Stages:
+def plan_stages(search: Search) -> Stages:
     """Yield the cells of a search.
 
     They are the errors of all projections; the cost of each projection with a large error alone; sets of projections;
@@ -331,7 +331,7 @@ def plan_of(records: Iterable[Mapping], model: str, cost: float, draws: int) -> 
     under, chosen = variant(whole["variant"]), variant(last["variant"])
     paths = list(dict.fromkeys(row["projection"] for row in records if row["metric"] == "damage.error"))
     is_quantized = chosen is not AS_IT_IS  # False if every projection is exact
-    singles = singles_of(records, last["chosen"]).values()
+    singles = perplexities_without_each(records, last["chosen"]).values()
     drawn = [one for one in singles if one.deviation is not None]
     single = min(drawn or singles, key=lambda one: one.mean, default=None)
     text = {name: last[name] for name in ("text", "block", "blocks", "first_block") if name in last}
@@ -360,7 +360,7 @@ def _bars(name: str, cost: "Value") -> dict[str, float]:
     return {name: cost.mean, **{field: bar for field, bar in bars.items() if bar is not None}}
 
 
-def singles_of(records: Iterable[Mapping], chosen: int) -> "dict[str, Value]":
+def perplexities_without_each(records: Iterable[Mapping], chosen: int) -> "dict[str, Value]":
     """Return the perplexity of a set without each of its projections, by the path of the projection.
 
     Args:

@@ -78,14 +78,14 @@ def _places(model: "PreTrainedModel", chosen: Sequence[str] | None) -> list[str]
 
 def _cells(subject: Subject, features: Sequence[int], places: Sequence[str], controls: Sequence[int]) -> list[Cell]:
     """Return the cells for perplexity, then those for attention, if only queries, keys and values read the change."""
-    from outliers.models.anatomy import attends
+    from outliers.models.anatomy import has_attention
 
     taken_out = [(feature, {"subject": "feature"}) for feature in features]
     taken_out += [(feature, {"subject": "control", "draw": draw}) for draw, feature in enumerate(controls)]
     ablations = [
         (Ablated(Intervention((feature,)), (place,)), labels) for place in places for feature, labels in taken_out
     ]
-    seen = attends(subject.config)
+    seen = has_attention(subject.config)
     in_attention = [(ablated, labels) for ablated, labels in ablations if seen and ablated.in_attention]
     measurements = [((EXACT, {}), Perplexity()), *((pair, Perplexity()) for pair in ablations)]
     if in_attention:

@@ -34,8 +34,8 @@ ABOUT = ("layer", "output", "input", "found_by", "value")  # columns that descri
 
 
 def weights_stages(subject: Causal, _features: Sequence[int], _outliers: Sequence[int]) -> Stages:
-    """Return the stages of `search_stages` with the default number of controls."""
-    return search_stages(subject)
+    """Return the stages of `super_weight_stages` with the default number of controls."""
+    return super_weight_stages(subject)
 
 
 def massive_stages(subject: Causal, _features: Sequence[int], _outliers: Sequence[int]) -> Stages:
@@ -47,7 +47,7 @@ def massive_stages(subject: Causal, _features: Sequence[int], _outliers: Sequenc
     yield [Cell(subject, variant, metric) for variant in removed.values() for metric in (Perplexity(), Sinks(), trace)]
 
 
-def search_stages(subject: Subject, **controls: int) -> Stages:
+def super_weight_stages(subject: Subject, **controls: int) -> Stages:
     """Yield the cells for candidates, and for the perplexity without each of them.
 
     For those that change the predictions most, yield also controls, and draws that show the scatter of the deciding
@@ -187,7 +187,7 @@ def super_weights(
     from outliers.text.blocks import sequences
 
     given = Given(model, list(sequences(blocks, attention_mask)))
-    return compared(measured(given, search_stages(given, controls=controls))).drop(columns="increase")
+    return compared(measured(given, super_weight_stages(given, controls=controls))).drop(columns="increase")
 
 
 def compared(records: Iterable[Mapping]) -> "pd.DataFrame":

@@ -16,14 +16,14 @@ CROSS = "cross"  # view of an encoder-decoder: the encoder's states in cross-att
 def trace_stages(subject: Causal, metric: TraceMetric) -> Stages:
     """Yield perplexity and trace; then top-1 attention, also without the outlier features if there are any."""
     _, traced = yield [Cell(subject, EXACT, Perplexity()), Cell(subject, EXACT, metric)]
-    if not attends(traced):
+    if not traced_attention(traced):
         return
     without = [view for view in counted(traced) if view["features"] and view.get("stack") != CROSS]
     ablated = [(Ablated(Intervention(tuple(view["features"])), where(view)), ablated_in(view)) for view in without]
     yield [Cell(subject, variant, Top1(), labels) for variant, labels in ((EXACT, {}), *ablated)]
 
 
-def attends(traced: Row) -> bool:
+def traced_attention(traced: Row) -> bool:
     """Return whether the model of a trace's row has attention, without its configuration."""
     return traced.provenance.get("attends", True)
 

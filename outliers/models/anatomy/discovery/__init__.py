@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.models.anatomy.discovery.flow import ADDED, MEMORY, STREAM, Pass, ancestors, is_projection
+from outliers.models.anatomy.discovery.flow import ADDED, MEMORY, STREAM, RecordedPass, ancestors, is_projection
 from outliers.models.anatomy.discovery.layer import FoundLayer
 from outliers.models.anatomy.row import Anatomy, of_all_kinds
 
@@ -23,7 +23,7 @@ def find_stacks(model: PreTrainedModel, inputs: Mapping[str, object]) -> list[An
     Raises:
         UserError: no list of layers is called with hidden states.
     """
-    seen = Pass(model)
+    seen = RecordedPass(model)
     seen.run(inputs)
     counts = Counter(seen.layers[path][0] for path in dict.fromkeys(seen.order))
     if not counts:
@@ -34,7 +34,7 @@ def find_stacks(model: PreTrainedModel, inputs: Mapping[str, object]) -> list[An
     return [_stack(seen, top) for top in _main(seen, counts)]
 
 
-def _main(seen: Pass, counts: Counter) -> list[str]:
+def _main(seen: RecordedPass, counts: Counter) -> list[str]:
     """Return the lists of layers that are stacks: the longest one, or both of an encoder-decoder."""
     (longest, _), *_ = counts.most_common()
     crossed = [path for path, call in seen.calls.items() if MEMORY in call.history | call.later]
@@ -51,7 +51,7 @@ def _main(seen: Pass, counts: Counter) -> list[str]:
     return [longest]
 
 
-def _stack(seen: Pass, top: str) -> Anatomy:
+def _stack(seen: RecordedPass, top: str) -> Anatomy:
     model, members = seen.model, sorted((place, path) for path, (of, place) in seen.layers.items() if of == top)
     _check_whole(model, top, len(members))
     kinds: list[Anatomy] = []
@@ -88,7 +88,7 @@ def _stack(seen: Pass, top: str) -> Anatomy:
         positions=others[0] if len(others) == 1 else None,
         residual_scale=RESIDUAL_SCALE if hasattr(model.config, RESIDUAL_SCALE) else None,
         padded_positions=_has_padded_positions(model, seen.readers),
-        kinds=tuple(places),
+        kind_numbers=tuple(places),
         turns=tuple(seen.layers[path][1] for path in seen.order if path in seen.left and seen.layers[path][0] == top),
     )
 

@@ -68,7 +68,7 @@ def is_projection(module: nn.Module) -> bool:
 
 
 @dataclass
-class Call:
+class ProductCall:
     """The first product of a pass with a matrix.
 
     history: of its input. input: the identity of the input's storage. outputs: their number. uses: products of the pass
@@ -99,7 +99,7 @@ class Flow(TorchDispatchMode):
         self.modules: list[str] = []
         self.normalizes: set[str] = set()
         self.mixed: list[tuple[str, str, History]] = []
-        self.loose: dict[str, Call] = {}
+        self.loose: dict[str, ProductCall] = {}
         self.whole: dict[int, tuple[str, int]] = {}
         self.split: dict[str, list[Outputs | None]] = {}
 
@@ -141,7 +141,7 @@ class Flow(TorchDispatchMode):
                 history |= {MIXED}
             if base in PRODUCTS and (weight := self._weight(inputs)):
                 read = next((one for one in inputs if self.history(one)), inputs[0])  # and not the bias before it
-                call = Call(history, read.untyped_storage()._cdata, outputs[0].shape[-1])
+                call = ProductCall(history, read.untyped_storage()._cdata, outputs[0].shape[-1])
                 self.loose.setdefault(weight, call)
                 history = frozenset((weight, SUM + weight))
         for one in outputs:
@@ -231,7 +231,7 @@ def _places(index: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     return VALUES["nonzero"](index).unbind(1)
 
 
-class Pass:
+class RecordedPass:
     """A pass of a model with everything that it records."""
 
     def __init__(self, model: nn.Module):
@@ -244,7 +244,7 @@ class Pass:
         self.lengths = lengths_of(model)
         projections = {path for module, path in self.paths.items() if is_projection(module)}
         self.flow = Flow(self.lengths, self._weights(), projections)
-        self.calls: dict[str, Call] = {}
+        self.calls: dict[str, ProductCall] = {}
         self.norms: dict[str, tuple[History, History]] = {}  # what a norm reads, and what is behind it
         self.entered: Counter = Counter()
         self.widths: dict[str, int] = {}  # by the list of layers
@@ -304,7 +304,7 @@ class Pass:
                 call.uses += 1
                 call.later |= history
             else:
-                self.calls[path] = Call(history, tensors[0].untyped_storage()._cdata)
+                self.calls[path] = ProductCall(history, tensors[0].untyped_storage()._cdata)
         elif len(tensors) == 1 and not module._modules:
             self.norms.setdefault(path, (flow.history(tensors[0]), NOTHING))
 
@@ -375,7 +375,7 @@ class Pass:
         """Replace the forward of experts, because tokens without values cannot choose any."""
         flow = self.flow
         x, *others = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-        self.calls.setdefault(path, Call(flow.history(x), x.untyped_storage()._cdata, x.shape[-1]))
+        self.calls.setdefault(path, ProductCall(flow.history(x), x.untyped_storage()._cdata, x.shape[-1]))
         self.chosen[path] = NOTHING.union(*map(flow.history, others))
         output = torch.empty_like(x)
         flow.put(output, frozenset((path, SUM + path)))

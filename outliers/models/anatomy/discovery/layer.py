@@ -19,7 +19,7 @@ from outliers.models.anatomy.discovery.flow import (
     SUM,
     History,
     Outputs,
-    Pass,
+    RecordedPass,
     ancestors,
     is_projection,
 )
@@ -51,7 +51,7 @@ class Branch:
 class FoundLayer:
     """Derives the kind of one layer from a pass; all paths are relative to the layer."""
 
-    def __init__(self, seen: Pass, path: str):
+    def __init__(self, seen: RecordedPass, path: str):
         self.seen, self.prefix, self.stream = seen, f"{path}.", STREAM + path
         self.calls = self._of_layer(seen.calls) | self._of_layer(seen.flow.loose)
         self.left = seen.left[path]
