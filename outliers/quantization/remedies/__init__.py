@@ -123,7 +123,7 @@ REMEDIES: dict[str, RemedyKind] = {
         number=RemedyNumber("an exponent from 0 to 1", lambda exponent: 0 <= exponent <= 1, SEARCH, _TWENTIETHS[:-1]),
     ),
     "hadamard": Transform(
-        _IN + "hadamard:drawn",
+        _IN + "hadamard:random_rotation",
         *_ROTATED,
         number=RemedyNumber(
             "a seed: a whole number from 0 on", lambda seed: seed == seed // 1 and 0 <= seed < 2**53, 0.0
