@@ -3,6 +3,7 @@
 A file that passes may still describe no model; then transformers reports that, from an object without weights.
 """
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 from outliers.errors import UserError, reason_of, shown
 from outliers.files import start_of
 from outliers.models.names import known_configs
-from outliers.models.weight_files import adapter_alone
+from outliers.models.weight_files import adapter_alone, state_of
 
 FILE = "config.json"
 LARGEST_FILE = 4 << 20  # bytes; names of 20,000 classes take one million
@@ -154,7 +155,15 @@ def _first(fields: dict, names: Iterable[str], default=None):
 
 
 def read_config_file(file: Path) -> dict:
-    """Return the fields of a `config.json`; raise UserError if it is invalid."""
+    """Return the fields of a `config.json`, which every caller shares; raise UserError if it is invalid.
+
+    A file is read once in each of its states.
+    """
+    return _read_config_file(file, state_of(file))
+
+
+@functools.lru_cache(maxsize=8)
+def _read_config_file(file: Path, _state: tuple | None) -> dict:
     try:
         content = start_of(file, LARGEST_FILE + 1)
     except OSError as error:

@@ -1,6 +1,7 @@
 """Loading of models, configurations and tokenizers."""
 
 import copy
+import functools
 import hashlib
 import logging
 import math
@@ -34,6 +35,7 @@ from outliers.models.skeleton import refusals, skeleton
 from outliers.models.source import Source, config_path, find_model, local_place
 from outliers.models.stored.tensors import Lazy, printable
 from outliers.models.tokenizers import read_folder_tokenizer
+from outliers.models.weight_files import state_of
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 MANY = 8  # number of ignored tensors that a message names
@@ -87,7 +89,7 @@ def config_of(source: Source, name: str, any_kind: bool = False) -> PretrainedCo
         file = config_path(source)
         kind = read_config_file(file)["model_type"] if file else ""
         with architecture_first(kind), refusals(name, source):
-            config = part_config(AutoConfig.from_pretrained(source.path, **_keywords(source)))
+            config = part_config(copy.deepcopy(_parsed_config(source, file and state_of(file))))
     for field, value in OURS.items():
         setattr(config, field, value)
     vars(config).pop("auto_map", None)  # the type is known, so that no code beside it is needed
@@ -96,6 +98,12 @@ def config_of(source: Source, name: str, any_kind: bool = False) -> PretrainedCo
         if not source.format:  # GGUF compares all tensors, and has formats of less than half a byte per weight
             check_weights(config.to_dict(), name, source.files)
     return config
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed_config(source: Source, _state: tuple | None) -> PretrainedConfig:
+    """Return what transformers makes of a model's `config.json` in one of its states."""
+    return AutoConfig.from_pretrained(source.path, **_keywords(source))
 
 
 def load_config(name: str, revision: str | None = None) -> PretrainedConfig:
@@ -138,7 +146,10 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
     with refusals(name, source, "the tokenizer of "):
         if source.format:
             return source.format.read_tokenizer(*source.files)
-        tokenizer = read_folder_tokenizer(source, name, **_keywords(source))
+        config = None
+        with suppress(Exception):  # transformers reads tokenizers of configurations that it cannot parse, too
+            config = _parsed_config(source, (file := config_path(source)) and state_of(file))
+        tokenizer = read_folder_tokenizer(source, name, config, **_keywords(source))
         fast = getattr(tokenizer, "backend_tokenizer", None)
         if dropout := getattr(fast and fast.model, "dropout", None):
             raise UserError(

@@ -285,7 +285,7 @@ def transform_input(hidden_states: torch.Tensor, scheme: Scheme, fitted: tuple[t
 def around(scheme: Scheme, rows: torch.Tensor, exact: Callable, quantized: Callable) -> torch.Tensor:
     """Multiply hidden states (tokens, features), combining the exact and the quantized product as the scheme says."""
     for step in scheme.remedies_with("around"):
-        quantized = partial(step.do, "around", number=step.number, exact=exact, quantized=quantized)
+        quantized = partial(step.call, "around", number=step.number, exact=exact, quantized=quantized)
     return quantized(rows)
 
 

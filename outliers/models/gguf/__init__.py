@@ -8,14 +8,14 @@ from outliers.models.gguf.reader import (
     stored_type,
     unread_fields,
 )
-from outliers.models.gguf.tokenizer import read_gguf_tokenizer
+from outliers.models.gguf.tokenizer import read_tokenizer
 
 __all__ = [
     "MODEL_TYPES",
     "check_tensors",
     "read_config",
-    "read_gguf_tokenizer",
     "read_tensors",
+    "read_tokenizer",
     "stored_type",
     "unread_fields",
 ]

@@ -181,7 +181,7 @@ MODELS: dict[str, Callable[[Vocabulary], Tokenizer]] = {
 }
 
 
-def read_gguf_tokenizer(file: Path) -> PreTrainedTokenizerBase:
+def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a file."""
     with gguf_refusals(file):
         tokenizer, keywords = _tokenizer_in(file)

@@ -9,7 +9,7 @@ import logging
 from pathlib import Path
 
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from outliers.errors import UserError, reason_of, shown
 from outliers.models.config_file import FILE, read_config_file
@@ -48,17 +48,19 @@ KINDS: dict[str, dict[str, tuple]] = {  # types of fields, which transformers re
 logger = logging.getLogger(__name__)
 
 
-def read_folder_tokenizer(source: Source, name: str, **keywords) -> PreTrainedTokenizerBase:
+def read_folder_tokenizer(
+    source: Source, name: str, config: PretrainedConfig | None, **keywords
+) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder or repository.
 
-    keywords: for transformers.
+    config: of its model; None if there is none that transformers can parse. keywords: for transformers.
 
     Raises:
         UserError: it has no tokenizer, or a file larger than any tokenizer's.
     """
     _check_files(source)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source.path, **keywords)
+        tokenizer = AutoTokenizer.from_pretrained(source.path, config=config, **keywords)
         names = set(type(tokenizer).vocab_files_names.values())  # empty for a tokenizer of bytes
         _encode_probe(tokenizer)
     except (KeyboardInterrupt, SystemExit):
