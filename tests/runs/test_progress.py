@@ -261,7 +261,16 @@ STORIES = {
         *(10, ("skip", Steps(6)), ("left", None), ("work", 20, 10), ("left", 20)),
     ),
     "a long step is seen from inside": (
-        *(2, ("wait", 15), ("see", 0.25), ("wait", 15), ("see", 0.5), ("wait", 15), ("see", 0.75), ("left", 75)),
+        *(
+            2,
+            ("wait", 15),
+            ("advance", 0.25),
+            ("wait", 15),
+            ("advance", 0.5),
+            ("wait", 15),
+            ("advance", 0.75),
+            ("left", 75),
+        ),
         *(("work", 15), ("left", 60)),
     ),
     "layers move steps that are made at once, of two passes of a streamed model": (
