@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -187,11 +188,24 @@ def path(traced, tmp_path_factory) -> Path:
     return found
 
 
-@pytest.fixture
-def opened(browser, path):
+@contextmanager
+def drawn_page(browser, path):
     """The page in a window, drawn."""
     with test_page.opened(browser, path) as window:
         window.wait_for_function(DRAWN)
+        yield window
+
+
+@pytest.fixture
+def opened(browser, path):
+    with drawn_page(browser, path) as window:
+        yield window
+
+
+@pytest.fixture(scope="module")
+def untouched(browser, path):
+    """One window of all tests that choose nothing in it."""
+    with drawn_page(browser, path) as window:
         yield window
 
 
@@ -213,13 +227,13 @@ def enter(section, name: str, number: int) -> None:
 
 
 @needs_chromium
-def test_hovering_shows_the_value(opened, traced):
+def test_hovering_shows_the_value(untouched, traced):
     values = Trace.load(traced[1] / "trace").largest("attn_in")
-    box = in_sight(opened.locator("#explorer-1 .map .nsewdrag"))
+    box = in_sight(untouched.locator("#explorer-1 .map .nsewdrag"))
     layer, feature = 1, values.shape[1] // 2
     x = box["x"] + box["width"] * (feature + 0.5) / values.shape[1]
-    opened.mouse.move(x, box["y"] + box["height"] * (layer + 0.5) / len(values), steps=3)
-    label = opened.locator("#explorer-1 .map .hoverlayer text").first
+    untouched.mouse.move(x, box["y"] + box["height"] * (layer + 0.5) / len(values), steps=3)
+    label = untouched.locator("#explorer-1 .map .hoverlayer text").first
     label.wait_for()
     said = label.text_content()
     assert said.startswith(f"layer {layer}, feature {feature}: ")
@@ -249,9 +263,9 @@ def test_what_is_chosen_is_shown(opened, traced):
 
 
 @needs_chromium
-def test_the_damage_map_begins_at_the_largest_error(opened):
-    assert " of absmax, mean over tokens: " in output(opened, 2)
-    largest, chosen = opened.evaluate(
+def test_the_damage_map_begins_at_the_largest_error(untouched):
+    assert " of absmax, mean over tokens: " in output(untouched, 2)
+    largest, chosen = untouched.evaluate(
         """() => {
             const z = document.querySelector('#explorer-2 .map').data[0].z;
             const chosen = name => +document.querySelector(`#explorer-2 [name=${name}]`).value;
@@ -281,14 +295,14 @@ def test_arrow_keys_move_the_chosen_cell(opened):
 
 
 @needs_chromium
-def test_every_control_is_reached_by_keys(opened):
-    opened.locator("#explorer-1 [name=map]").focus()
+def test_every_control_is_reached_by_keys(untouched):
+    untouched.locator("#explorer-1 [name=map]").focus()
     names = []
     while "map js-plotly-plot" not in names and len(names) < 40:
-        names.append(opened.evaluate("document.activeElement.name || document.activeElement.className"))
-        outline = opened.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        names.append(untouched.evaluate("document.activeElement.name || document.activeElement.className"))
+        outline = untouched.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert outline != "none", "focus is visible"
-        opened.keyboard.press("Tab")
+        untouched.keyboard.press("Tab")
     assert {"map", "scale", "row", "column", "in", "out", "whole", "map js-plotly-plot"} <= set(names)
 
 
@@ -388,19 +402,19 @@ def test_without_scripts_the_figure_is_there(browser, path):
 
 
 @needs_chromium
-def test_the_chosen_cell_is_marked_beside_the_map(opened):
+def test_the_chosen_cell_is_marked_beside_the_map(untouched):
     over = """() => {
         const places = name => [...document.querySelectorAll(name)].map(one => one.getBoundingClientRect());
         const [map] = places('#explorer-1 .nsewdrag');
         return places('#explorer-1 .shapelayer path').map(at => at.bottom > map.top + 0.5 && at.left < map.right - 0.5);
     }"""
-    assert opened.evaluate(over) == [False, False]
+    assert untouched.evaluate(over) == [False, False]
 
 
 @needs_chromium
-def test_text_of_explorers_is_large_enough(opened):
+def test_text_of_explorers_is_large_enough(untouched):
     sizes = "texts => texts.filter(one => one.textContent).map(one => parseFloat(getComputedStyle(one).fontSize))"
-    assert min(opened.locator(".explorer svg text").evaluate_all(sizes)) >= 11
+    assert min(untouched.locator(".explorer svg text").evaluate_all(sizes)) >= 11
 
 
 @needs_chromium
