@@ -325,11 +325,16 @@ def test_life_line_shows_terms_and_states(blocks):
     assert sorted(bar.get_height() for bar in axes.patches) == pytest.approx(sorted(parts["first"]))
     (band,) = axes.child_axes
     assert band.get_images()[0].get_array().shape == (2, 2)
-    assert band.get_images()[0].get_clim() == (1 / 16, 4), "multiples of the median gain"
     with pytest.raises(UserError, match="choose one by feature="):
         outliers.plot.life_line(found, at="mean", ax=axes)
     with pytest.raises(UserError, match="unknown feature '7'"):
         outliers.plot.life_line(found, feature=7)
+
+
+def test_the_colours_of_gains_end_at_a_sixteenth_of_the_median_and_at_four_of_it(blocks):
+    found = outliers.origins(make_model("llama"), blocks[:1], [3])
+    (band,) = outliers.plot.life_line(found, at="mean", ax=Figure().subplots()).child_axes
+    assert band.get_images()[0].get_clim() == (1 / 16, 4)
 
 
 def overlaps(axes) -> list[str]:
