@@ -148,6 +148,7 @@ class Expert(nn.Module):
         return owner._apply_gate(into(x)) if owner.has_gate else owner.act_fn(into(x))
 
 
+@torch.compiler.disable  # which tokens an expert gets is data: a graph would serve one choice alone
 def by_projection(
     experts: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
@@ -183,6 +184,7 @@ def _chosen(experts: nn.Module, chosen: torch.Tensor) -> Iterator[tuple[int, tor
 ALL_EXPERTS_FUNCTIONS.register(BY_PROJECTION, by_projection)
 
 
+@torch.compiler.disable
 def _batched_by_projection(experts: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
     """Return the outputs of experts that each get the states of all tokens, (experts · T, features), as in Llama 4.
 
