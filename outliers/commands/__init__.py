@@ -1,7 +1,7 @@
 """The commands, one file each: its experiment, the cells and the view of that, and its help."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from outliers.config.experiment import Experiment
 
@@ -26,4 +26,4 @@ class Command(NamedTuple):
     instead: Callable[[dict], dict] = lambda fields: {}
     redraws: bool = False
     example: str = "pocket/gpt2-1.7m"
-    completed: Callable[[Any], Experiment] = lambda experiment: experiment
+    completed: Callable[..., Experiment] = lambda experiment: experiment

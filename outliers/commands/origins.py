@@ -1,7 +1,7 @@
 """Writers and readers of features of one model, given ones or those that stand out."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pydantic import Field
 
@@ -19,6 +19,11 @@ from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, CellPlan, Stages
 from outliers.variants.quantized import EXACT
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+Checked = TypeVar("Checked")
+
 
 class AccountPart(NamedTuple):
     """A part of the account.
@@ -32,7 +37,7 @@ class AccountPart(NamedTuple):
     stages: Callable[[Causal, Sequence[int], Sequence[int]], Stages]
     passes: int
     needs_outliers: bool = False
-    fits: Callable[[Any], bool] = lambda _config: True
+    fits: "Callable[[PretrainedConfig], bool]" = lambda _config: True
 
 
 class ToAccount(Causal):
@@ -137,7 +142,7 @@ def _writers_stages(subject: ToAccount, features: Sequence[int], _outliers: Sequ
     yield [Cell(subject, EXACT, Origins(features=features, positions=experiment.positions, neurons=experiment.neurons))]
 
 
-def _has_neurons(config: Any) -> bool:
+def _has_neurons(config: "PretrainedConfig") -> bool:
     """Return whether there are second feed-forward projections to search."""
     from outliers.models.anatomy import anatomy_of  # late, for it imports torch
 
@@ -146,29 +151,29 @@ def _has_neurons(config: Any) -> bool:
     return any(kind.ffn_out for kind in kinds)
 
 
-def _attends(config: Any) -> bool:
+def _attends(config: "PretrainedConfig") -> bool:
     from outliers.models.anatomy import has_attention  # late, for it imports torch
 
     return has_attention(config)
 
 
-def _shows_keys(config: Any) -> bool:
+def _shows_keys(config: "PretrainedConfig") -> bool:
     from outliers.metrics.keys import check_shows  # late, for it imports torch
     from outliers.models.skeleton import skeleton
 
     return _fits(check_shows, skeleton(config))
 
 
-def _has_writers(config: Any) -> bool:
+def _has_writers(config: "PretrainedConfig") -> bool:
     """Return whether each layer adds the outputs of one attention and one feed-forward part."""
     from outliers.metrics.origins import check_writers
 
     return _fits(check_writers, config)
 
 
-def _fits(check: Callable[[Any], None], subject: Any) -> bool:
+def _fits(check: Callable[[Checked], None], checked: Checked) -> bool:
     try:
-        check(subject)
+        check(checked)
     except UserError:
         return False
     return True

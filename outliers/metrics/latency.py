@@ -5,7 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
@@ -20,6 +20,8 @@ from outliers.quantization.caches import QuantizedCache, cache
 from outliers.subjects.cell import Cell
 from outliers.subjects.model_cache import ModelCache
 from outliers.text.blocks import tokens_hash
+
+Result = TypeVar("Result")
 
 
 class Timings(NamedTuple):
@@ -239,7 +241,7 @@ def _generate(
     return times, torch.cat(ids[1:], 1)
 
 
-def timed(run: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
+def timed(run: Callable[[], Result], device: torch.device) -> tuple[float, Result]:
     """Return the wall time of a call in milliseconds, including all its work on a GPU, and its result."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda _device: None
     wait(device)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from outliers.models.variant import Variant
 from outliers.quantization.schemes import Scheme
 from outliers.show.value import grouped
-from outliers.subjects.cell import Cell
+from outliers.subjects.cell import Cell, Subject
 from outliers.subjects.model_cache import ModelCache, naming
 
 FLOAT = 4  # bytes of a float32 number
@@ -113,7 +113,7 @@ class CellMeasurement(Measurement):
 
     @abstractmethod
     def measure_cell(
-        self, model_cache: ModelCache, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Any
+        self, model_cache: ModelCache, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
     ) -> Any:
         """Return the result of some blocks; `variant` has all that it needs to know of the subject."""
 
@@ -180,7 +180,7 @@ def float_digits(value: torch.Tensor | float, digits: str = DIGITS) -> float:
 
 
 def loaded(
-    model_cache: ModelCache, subject: Any, variants: Iterable[Variant], provenance: dict
+    model_cache: ModelCache, subject: Subject, variants: Iterable[Variant], provenance: dict
 ) -> tuple[PreTrainedModel, list[Variant]]:
     """Load the model of a subject, and complete variants with what they need to know of its text."""
     model = subject.load(model_cache, provenance)

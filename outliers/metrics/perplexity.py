@@ -5,7 +5,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from outlier_kernels import dispatch
@@ -22,6 +22,7 @@ from outliers.models.hooks import input_hooks, residual_hooks
 from outliers.models.stream import AS_IT_IS, Variant, is_streamed
 from outliers.quantization.convert import coded
 from outliers.show import units
+from outliers.subjects.cell import Subject
 from outliers.terminal.progress import expect_passes, with_bar
 from outliers.text.blocks import COLUMN, cut_text, sequences
 from outliers.text.given import Text
@@ -340,7 +341,7 @@ def broken_at(model: PreTrainedModel, block: Block) -> BrokenModel:
     return not_finite("in the logits" if states.isfinite().all() else "in the output of the final norm")
 
 
-def _values(draws: list[list[Loss]], subject: Any) -> list[dict]:
+def _values(draws: list[list[Loss]], subject: Subject) -> list[dict]:
     if draws[0] and not any(loss.tokens for loss in draws[0]):  # pictures without classes
         return [{"metric": "predicted.count", "value": 0.0, "unit": "1"}]
     value = perplexity_value("perplexity", draws)

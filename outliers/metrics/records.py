@@ -1,7 +1,7 @@
 """The records of metrics: the name, the parameters, the row fields and the measurement of each."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
@@ -32,7 +32,7 @@ from outliers.models.pocket.ladder import CHECKPOINTS
 from outliers.quantization.schemes import get_scheme
 
 if TYPE_CHECKING:
-    from outliers.metrics.measurement import Measurement
+    from outliers.metrics.measurement import LogitsComputation, Measurement, StatesComputation
 
 
 class Metric(Checked):
@@ -72,10 +72,10 @@ class Metric(Checked):
 class SharedPassMetric(Metric):
     """A metric that shares a pass with others; computed_by: how a custom metric is computed from the pass."""
 
-    computed_by: ClassVar[Any] = None
+    computed_by: "ClassVar[StatesComputation | LogitsComputation | None]" = None
 
     @property
-    def computation(self) -> Any:
+    def computation(self) -> "StatesComputation | LogitsComputation":
         """How the metric is computed from the pass: `COMPUTATION` of the file of its name, unless it is custom."""
         return self.computed_by or resolved(f"{__package__}.{self.name}:COMPUTATION")
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pandas as pd
 import torch
@@ -15,6 +14,7 @@ from outliers.models.anatomy import family_of
 from outliers.models.anatomy.examples import Block
 from outliers.models.load import load_reader
 from outliers.show import units
+from outliers.subjects.causal import Causal
 from outliers.text.tokens import named_ids
 from outliers.tracing.tokens import BEFORE, TokenNames, context_of, token_name, windows_of
 from outliers.variants.draw import value_over_draws
@@ -40,7 +40,7 @@ class TokenLossReader:
         return torch.stack([self.exact.losses(), self.changed.losses()]).cpu()
 
 
-def _values(draws: list[list[torch.Tensor]], subject: Any) -> list[dict]:
+def _values(draws: list[list[torch.Tensor]], subject: Causal) -> list[dict]:
     """Return the values of a row, in nats: means over draws of sums over the predicted tokens of all blocks."""
     places = [family_of(subject.config).places(block) for block in subject.blocks]
     by_sequence = by_seed(places, subject.seeds)  # the seeds of a draw follow each other

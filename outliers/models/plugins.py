@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Container
 from importlib.metadata import entry_points
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from outliers.errors import UserError
 
@@ -15,7 +15,7 @@ class Plugin(NamedTuple):
 
     name: str
     origin: str
-    holds: Any
+    holds: object
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from typing import Any
 
 from outliers.errors import MeasurementFailed, UserError, reason_of
 from outliers.runs.forecast import ModelRun, forecast, room_of
-from outliers.subjects.cell import Task
+from outliers.subjects.cell import Subject, Task
 from outliers.subjects.model_cache import ModelCache
 from outliers.terminal.interrupt import stop_if_asked
 from outliers.terminal.progress import Progress
@@ -60,7 +60,7 @@ class Here:
         return tried(result_of, self.model_cache, task.function, task.subject, task.arguments)
 
 
-def result_of(model_cache: ModelCache, function: Callable, subject: Any, arguments: tuple) -> Any:
+def result_of(model_cache: ModelCache, function: Callable, subject: Subject, arguments: tuple) -> Any:
     """Return the result of a task, after checking that weights and files of the model are those expected."""
     result = function(model_cache, subject, *arguments)
     model_cache.check_weights()

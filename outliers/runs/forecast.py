@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from huggingface_hub.constants import HF_HUB_CACHE
@@ -27,6 +27,7 @@ from outliers.models.source import missing_download
 from outliers.models.stream import STATES_ON_GPU
 from outliers.quantization.linear import stored_weight
 from outliers.runs.free import free_memory
+from outliers.subjects.causal import Pretrained
 from outliers.terminal.amounts import size
 
 PROCESS = 750_000_000  # bytes of a process with torch, transformers and compiled kernels, and of their files
@@ -152,7 +153,7 @@ def forecast(model_runs: list[ModelRun], room: FreeBytes) -> tuple[list[Need], d
     return needs, refused
 
 
-def model_run_of(subject: Any, memory_needs: MemoryNeeds) -> ModelRun:
+def model_run_of(subject: Pretrained, memory_needs: MemoryNeeds) -> ModelRun:
     """Return the run of a subject that is a model."""
     experiment, family = subject.experiment, family_of(subject.config)
     return ModelRun(

@@ -5,7 +5,8 @@ import logging
 import math
 from collections.abc import Iterable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from outliers.config.experiment import Experiment
 from outliers.config.fields import text_label
@@ -289,7 +290,7 @@ class Causal(Pretrained):
         return blocks
 
     @property
-    def _reader(self) -> Any:
+    def _reader(self) -> ModuleType:
         """The module that reads texts for the model's family."""
         from outliers.models.anatomy import family_of
 

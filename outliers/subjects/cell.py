@@ -1,6 +1,6 @@
 """Cells (one metric of one subject under one variant), plans of cells, and tasks that measure them. Without torch."""
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -17,6 +17,30 @@ if TYPE_CHECKING:
     from outliers.subjects.model_cache import ModelCache
 
 
+class MeasuresCells(Protocol):
+    """How cells are measured, as `outliers.metrics.measurement.Measurement` defines it."""
+
+    unit: str
+    cost: float
+    splits: bool
+
+    def check(self, cell: "Cell") -> None: ...
+
+    def provenance(self, cell: "Cell", model_cache: "ModelCache") -> dict: ...
+
+    def shared(self, cell: "Cell") -> Hashable: ...
+
+    def steps(self, cells: Sequence["Cell"]) -> int: ...
+
+    def memory_needs(self, cells: Sequence["Cell"]) -> tuple | None: ...
+
+    def measure(
+        self, model_cache: "ModelCache", cells: Sequence["Cell"], part: slice, provenance: dict
+    ) -> list[Any]: ...
+
+    def values(self, cell: "Cell", results: list[Any]) -> list[dict]: ...
+
+
 class CellMetric(Protocol):
     """What a cell has to know of a metric, see `outliers.metrics.records.Metric`."""
 
@@ -29,8 +53,7 @@ class CellMetric(Protocol):
     def request(self) -> dict: ...
 
     @property
-    def measurement(self) -> Any:
-        """The `outliers.metrics.measurement.Measurement` that computes the metric."""
+    def measurement(self) -> MeasuresCells: ...
 
 
 class Subject:
@@ -152,7 +175,7 @@ class Task(NamedTuple):
 
     what: str
     function: Callable
-    subject: Any
+    subject: Subject
     arguments: tuple
     steps: Steps = Steps()
     number: int = 0

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Protocol
 
 import torch
 from outlier_kernels.dispatch import backends
@@ -53,6 +53,20 @@ def check_machine(experiment: Experiment) -> None:
         raise UserError(str(error)) from None
 
 
+class ModelSubject(Protocol):
+    """A subject that is a model, see `outliers.subjects.causal.Pretrained`, and the text on which it is calibrated."""
+
+    name: str
+    model: str
+    revision: str | None
+    experiment: Experiment
+    blocks: torch.Tensor
+    calibration: torch.Tensor
+
+    @property
+    def config(self) -> PretrainedConfig: ...
+
+
 class ModelCache:
     """The state that a process keeps between cells: the last model that it loaded, and values cached of it.
 
@@ -75,7 +89,7 @@ class ModelCache:
         self.passed: dict[tuple, tuple[tuple[frozenset, ...], list[dict[int, torch.Tensor]]]] = {}
         self.traces: dict[str, list] = {}  # of whole texts by their hashes: one trace for each view of the model
 
-    def load(self, subject: Any, like: dict | None = None) -> tuple[PreTrainedModel, dict]:
+    def load(self, subject: ModelSubject, like: dict | None = None) -> tuple[PreTrainedModel, dict]:
         """Return the model of a subject, as the last variant left it, and the provenance that all its rows share.
 
         For a streamed model this provenance lacks the hash of the weights, see `weights`.
@@ -97,7 +111,9 @@ class ModelCache:
 
         return self.keep(subject, form, load, like)
 
-    def keep(self, subject: Any, form: Hashable, load: Callable, like: dict | None) -> tuple[PreTrainedModel, dict]:
+    def keep(
+        self, subject: ModelSubject, form: Hashable, load: Callable, like: dict | None
+    ) -> tuple[PreTrainedModel, dict]:
         """Return a subject's model and its provenance from `load`, or from the last call if the model is the same.
 
         Args:
@@ -122,7 +138,7 @@ class ModelCache:
     def is_loaded(self) -> bool:
         return self._key is not None
 
-    def tokenizer(self, subject: Any) -> PreTrainedTokenizerBase:
+    def tokenizer(self, subject: ModelSubject) -> PreTrainedTokenizerBase:
         """Return the tokenizer or the image processor of a subject's model."""
         return self._load_reader(subject.model, subject.revision)
 
@@ -145,7 +161,7 @@ class ModelCache:
         """Return blocks (blocks, T) that move the bar, by some steps each time that one passes the last model."""
         return Counted(blocks, self.bar, steps, is_streamed(self._loaded[0]))
 
-    def knowing(self, variants: Iterable[Variant], subject: Any) -> list[Variant]:
+    def knowing(self, variants: Iterable[Variant], subject: ModelSubject) -> list[Variant]:
         """Return variants with what they need to know of the subject's text: calibrations, and means of a trace.
 
         Each is computed once per model and text.
@@ -165,7 +181,7 @@ class ModelCache:
             variants = [variant.knowing(*self.traces[text]) if variant.needs_trace else variant for variant in variants]
         return variants
 
-    def _calibrated(self, variant: Variant, subject: Any) -> Variant:
+    def _calibrated(self, variant: Variant, subject: ModelSubject) -> Variant:
         """Return a variant with a calibration of its parts; if it has a prefix, the text is read behind that."""
         from outliers.variants.together import Together  # late, for few variants have a prefix
 
@@ -183,7 +199,7 @@ class ModelCache:
         ]
         return Together((prefix, *others))
 
-    def _calibration(self, subject: Any, variant: Variant, prefix: Variant = AS_IT_IS) -> Calibration:
+    def _calibration(self, subject: ModelSubject, variant: Variant, prefix: Variant = AS_IT_IS) -> Calibration:
         """Return the calibration on the text behind a prefix, with what the schemes of a variant learn on it.
 
         It is computed once for all draws.
@@ -245,7 +261,7 @@ def naming(model: str, *variants: str) -> Iterator[None]:
         raise BrokenModel(f"'{model}'{under}: {error}") from None
 
 
-def describe(subject: Any, model: PreTrainedModel) -> dict:
+def describe(subject: ModelSubject, model: PreTrainedModel) -> dict:
     """Return the provenance that all rows of a subject's loaded model share."""
     # parameters that transformers keeps in float32 in a 16-bit model, such as T5's wo
     others = [tensor for name, tensor in model.named_parameters() if dtype_of(model, name) != model.dtype]

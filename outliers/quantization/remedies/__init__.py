@@ -5,12 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from outlier_kernels.formats import FORMATS, find
 
 from outliers.criterion import ALPHA, QUANTIZED, ROUTER, THRESHOLDS
 from outliers.errors import UserError, shown, unknown_name
+
+if TYPE_CHECKING:
+    import torch
 
 SEARCH = "search"  # in place of a number: each projection gets the one of a grid with the least error
 STAGES = ("tokens", "transforms", "clip", "gptq")  # in the order in which remedies act
@@ -100,7 +103,13 @@ class Transform(RemedyKind):
     stage: str = field(default="transforms", kw_only=True)
 
 
-def _by_magnitude(weight: Any, magnitudes: Any) -> Any:
+class InputMagnitudes(Protocol):
+    """The magnitudes of the inputs (features,) of a weight."""
+
+    inputs: "torch.Tensor"
+
+
+def _by_magnitude(weight: "torch.Tensor", magnitudes: InputMagnitudes) -> "torch.Tensor":
     """Return the features by decreasing magnitude of their inputs, int64 (features,)."""
     return magnitudes.inputs.to(weight.device).argsort(descending=True, stable=True)
 
@@ -274,7 +283,7 @@ class Remedy(NamedTuple):
         """Call the function of an action, see `RemedyKind`."""
         return _find(getattr(self.kind, action))(*given, **named)
 
-    def fit(self, weight: Any, magnitudes: Any) -> Any:
+    def fit(self, weight: "torch.Tensor", magnitudes: InputMagnitudes) -> "torch.Tensor":
         """Return the tensor that defines the transform of a weight, see `outliers.Transform`."""
         given = [magnitudes] if self.kind.calibrated else []
         return self.call("fit", weight, *given, *([] if self.number is None else [self.number]))
