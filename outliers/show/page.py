@@ -1,11 +1,15 @@
 """The self-contained HTML page of a run: findings, tables, figures, provenance, and the command that repeats it."""
 
 import re
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
+from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+from matplotlib.transforms import Affine2D, Bbox
 
 from outliers.models.names import distinct_names
 from outliers.show.axes import BETWEEN, HOVER, count_label
@@ -46,6 +50,7 @@ MODEL = ["model", "revision", "dtype", "parameters", "weights", "tokens"]
 NAMED = r'id="|href="#|url\(#'  # what precedes a name in an SVG
 POCKET = "pocket/"
 EMBEDDED = " Models of pocket/ are small ones that this project trained and embeds (docs/pocket.md)."
+EDGE, NARROW = 3, 72  # points: around a piece of a figure, and the widest colour bar with its labels
 MANY = 12  # more models are counted, not named
 
 
@@ -88,11 +93,11 @@ def page(title: str, sections: list[Section], command: str) -> str:
 
 
 def _take_first_drawing(section: dict) -> dict | None:
-    """Remove the first drawing that no explorer replaces from the fields of a section, and return it; None if there is
-    none."""
-    replaced = {explorer["instead"] for explorer in section["explorers"]}
-    first = next((drawing for drawing in section["drawings"] if drawing["name"] not in replaced), None)
-    section["drawings"] = [drawing for drawing in section["drawings"] if drawing is not first]
+    """Remove the first drawing from the fields of a section, and return it; None if there is none. An explorer in its
+    place stays in the section."""
+    first, *section["drawings"] = section["drawings"] or [None]
+    for explorer in section["explorers"]:
+        explorer["instead"] *= bool(first) and explorer["instead"] != first["name"]
     return first
 
 
@@ -125,6 +130,7 @@ def _section_fields(number: int, section: Section, findings: list[Finding]) -> d
                 "caption": drawing.caption,
                 "svg": _inline(drawing, place),
                 "width": f"{72 * drawing.figure.get_figwidth():g}pt",
+                "pieces": pieces(drawing.figure),
                 "place": place,
             }
             for drawing in section.drawings
@@ -132,6 +138,61 @@ def _section_fields(number: int, section: Section, findings: list[Finding]) -> d
         ],
         "explorers": [explorer._asdict() | {"data": explorer.packed} for explorer in section.explorers],
     }
+
+
+class Piece(NamedTuple):
+    """A part of a figure that a narrow screen shows below others.
+
+    frame: of its axes. box: of these with their labels. parts: the ids of what it has. All in points from the upper
+    left corner of the figure.
+    """
+
+    frame: Bbox
+    box: Bbox
+    parts: list[str]
+
+    @property
+    def view(self) -> str:
+        return " ".join(f"{number:.0f}" for number in self.box.padded(EDGE).bounds)
+
+
+def pieces(figure: Figure) -> list[Piece]:
+    """Return the columns of axes of a figure that was drawn, and the legends beside or across these; none if all of it
+    is one column."""
+    to_points = Affine2D().scale(1, -1).translate(0, figure.bbox.height).scale(72 / figure.dpi)
+
+    def piece_of(part: Artist, box: Bbox, frame: Bbox) -> Piece:
+        (x0, y1, x1, y0), (*corners,) = (to_points.transform_bbox(one).extents for one in (box, frame))
+        return Piece(Bbox.from_extents(*corners), Bbox.from_extents(x0, y0, x1, y1), [part.get_gid()])
+
+    legends = {legend: legend for legend in figure.legends}  # with what is drawn where they are: themselves, or axes
+    legends |= {axes.get_legend(): axes for axes in figure.axes if axes.get_legend()}
+    columns: list[Piece] = []
+    for axes in figure.axes:
+        others = [artist for artist in axes.get_default_bbox_extra_artists() if artist not in legends]
+        piece = piece_of(axes, axes.get_tightbbox(bbox_extra_artists=others), axes.bbox)
+        columns = _with(piece, columns, NARROW if piece.box.width < NARROW else 0)
+    top, above, beside = min((column.box.y0 for column in columns), default=0), [], []
+    for legend, part in legends.items():
+        piece = piece_of(part, legend.get_tightbbox(), legend.get_tightbbox())
+        if sum(_is_near(piece, column) for column in columns) == 1:
+            columns = _with(piece, columns)
+        else:
+            (above if piece.box.y1 < top + EDGE else beside).append(piece)
+    found = [*above, *sorted(columns, key=lambda column: column.frame.x0), *beside]
+    return found if len(found) > 1 else []
+
+
+def _with(piece: Piece, columns: list[Piece], distance: float = 0) -> list[Piece]:
+    """Return columns with a further piece, which is one with the columns above, below or within a distance of it."""
+    near = [column for column in columns if _is_near(piece, column, distance)]
+    frames, boxes, parts = zip(*near, piece, strict=True)
+    joined = Piece(Bbox.union(frames), Bbox.union(boxes), list(dict.fromkeys(chain.from_iterable(parts))))
+    return [*(column for column in columns if column not in near), joined]
+
+
+def _is_near(one: Piece, other: Piece, distance: float = 0) -> bool:
+    return one.frame.x0 < other.frame.x1 + distance and other.frame.x0 < one.frame.x1 + distance
 
 
 def _inline(drawing: Drawing, place: str) -> Markup:

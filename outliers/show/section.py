@@ -48,9 +48,14 @@ class Drawing:
         return figure_bytes(self.figure, "svg")
 
 
+PART = "part_"  # what the ids of a figure's axes and legends in an SVG begin with
+
+
 def figure_bytes(figure: Figure, kind: str) -> bytes:
     """Return a figure as the bytes of a PNG or SVG file, identical for identical figures."""
     buffer = io.BytesIO()
+    for number, part in enumerate([*figure.axes, *figure.legends]):
+        part.set_gid(f"{PART}{number}")
     with house_style():
         figure.savefig(buffer, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else None)
     figure.set_layout_engine("none")  # what was laid out stays there in the next format, and is not searched again

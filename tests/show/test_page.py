@@ -6,13 +6,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from outliers.models.names import short_name
 from outliers.paper.artefacts import ARTEFACTS
 from outliers.paper.published import comparison
-from outliers.show.page import models, page, provenance
-from outliers.show.section import Finding
+from outliers.show.page import models, page, pieces, provenance
+from outliers.show.section import Finding, figure_bytes
 from outliers.show.tables import measured_on
 from outliers.views.keys import keys_section
 from outliers.views.origins import origins_section
@@ -156,7 +157,7 @@ LOOK = """() => {
         8.3 * figure.getBoundingClientRect().width / figure.viewBox.baseVal.width > 7.5;
     const beyond = node => node.getBoundingClientRect().right > innerWidth + 0.5;
     return {
-        figures: [...document.querySelectorAll('figure svg')].map(readable),
+        figures: [...document.querySelectorAll('figure svg')].filter(one => one.closest('.scroll').clientWidth).map(readable),
         width: document.documentElement.scrollWidth,
         beyond: [...document.querySelectorAll('body *')].filter(n => beyond(n) && !inside(n)).length,
         boxes: [...document.querySelectorAll('.scroll')].every(box => box.ariaLabel || named(box)),
@@ -167,13 +168,13 @@ LOOK = """() => {
 
 
 @needs_chromium
-@pytest.mark.parametrize("width", [400, 1400])
-def test_in_a_browser(browser, section, tmp_path, width):
+@pytest.mark.parametrize(("width", "figures"), [(400, 2), (1400, 1)], ids=["a panel and its legend", "whole"])
+def test_in_a_browser(browser, section, tmp_path, width, figures):
     path = tmp_path / "report.html"
     path.write_text(page("A sweep", [section, section], "python -m outliers.sweep " + "x" * 300))
     with opened(browser, path, width) as window:
         seen = window.evaluate(LOOK)
-    expected = {"heading": "A sweep", "figures": [True] * 2, "boxes": True, "tables": 12}
+    expected = {"heading": "A sweep", "figures": [True] * 2 * figures, "boxes": True, "tables": 12}
     assert seen == {**expected, "width": width, "beyond": 0}
 
 
@@ -211,6 +212,15 @@ def test_text_of_figures_is_large_enough():
     texts = [text for one in every for drawing in one.drawings for text in drawing.figure.findobj(Text)]
     shown = {text.get_text(): text.get_fontsize() * 96 / 72 for text in texts if text.get_visible() and text.get_text()}
     assert {text: size for text, size in shown.items() if size < 11} == {}
+
+
+def test_a_narrow_screen_has_the_columns_of_a_figure_below_each_other():
+    (figure,) = (drawing.figure for drawing in origins_section(kept("mechanism/smollm2-135m")).drawings)
+    figure_bytes(figure, "svg")
+    legend, first, second = pieces(figure)
+    assert legend.box.y1 < min(first.frame.y0, second.frame.y0)
+    assert [len(piece.parts) for piece in (legend, first, second)] == [1, 2, 3], "two rows, and a bar at the right"
+    assert pieces(Figure()) == []
 
 
 def test_points_say_what_they_are_and_options_are_not_broken(section):
