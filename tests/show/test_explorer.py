@@ -397,8 +397,8 @@ def test_without_scripts_the_figure_is_there(browser, path):
     with browser.new_context(java_script_enabled=False) as context:
         window = context.new_page()
         window.goto(path.as_uri())
-        assert window.locator("#section-1-figure-heat_map figure svg").is_visible()
-        assert not window.locator("#explorer-1").is_visible()
+        assert window.locator("#section-2-figure-damage_errors figure svg").first.is_visible()
+        assert not window.locator("#explorer-2").is_visible()
 
 
 @needs_chromium
@@ -419,11 +419,11 @@ def test_text_of_explorers_is_large_enough(untouched):
 
 @needs_chromium
 def test_print_shows_the_figure_and_the_screen_its_explorer(opened):
-    assert opened.locator("#explorer-1").is_visible()
-    assert not opened.locator("#section-1-figure-heat_map figure").is_visible()
+    assert opened.locator("#explorer-2").is_visible()
+    assert not opened.locator("#section-2-figure-damage_errors figure").is_visible()
     opened.emulate_media(media="print")
-    assert not opened.locator("#explorer-1").is_visible()
-    assert opened.locator("#section-1-figure-heat_map figure svg").is_visible()
+    assert not opened.locator("#explorer-2").is_visible()
+    assert opened.locator("#section-2-figure-damage_errors figure svg").first.is_visible()
 
 
 def test_a_page_without_an_explorer_embeds_nothing(path):
