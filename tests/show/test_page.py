@@ -157,7 +157,8 @@ LOOK = """() => {
         8.3 * figure.getBoundingClientRect().width / figure.viewBox.baseVal.width > 7.5;
     const beyond = node => node.getBoundingClientRect().right > innerWidth + 0.5;
     return {
-        figures: [...document.querySelectorAll('figure svg')].filter(one => one.closest('.scroll').clientWidth).map(readable),
+        figures: [...document.querySelectorAll('figure svg')]
+            .filter(one => one.closest('.scroll').clientWidth).map(readable),
         width: document.documentElement.scrollWidth,
         beyond: [...document.querySelectorAll('body *')].filter(n => beyond(n) && !inside(n)).length,
         boxes: [...document.querySelectorAll('.scroll')].every(box => box.ariaLabel || named(box)),
