@@ -68,8 +68,8 @@ FIELDS = (
     (VOCABULARY, "vocab_size vocab_size_per_layer_input decoder_vocab_size src_vocab_size tgt_vocab_size"),
     (
         WIDTH,
-        "hidden_size n_embd d_model n_embed dim word_embed_proj_dim embedding_size embedding_dim lru_width conv_dim "
-        "text_hidden_size out_hidden_size adapter_in_dim adapter_input_size",
+        "hidden_size n_embd d_model n_embed dim emb_dim word_embed_proj_dim embedding_size embedding_dim lru_width "
+        "conv_dim text_hidden_size out_hidden_size adapter_in_dim adapter_input_size",
     ),
     (LAYERS, "num_hidden_layers n_layer n_layers num_layers num_blocks decoder_layers"),
     (
@@ -88,13 +88,13 @@ FIELDS = (
         "state_size linear_key_head_dim linear_value_head_dim hidden_size_per_layer_input d_head mamba_headdim "
         "index_head_dim index_topk attention_window block_size",
     ),
-    (96, "intermediate_size n_inner ffn_dim decoder_ffn_dim encoder_ffn_dim ffn_hidden_size block_ff_dim"),
+    (96, "intermediate_size n_inner ffn_dim decoder_ffn_dim encoder_ffn_dim ffn_hidden_size block_ff_dim d_ff dim_ff"),
     (
         48,
         "moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size "
-        "shared_experts_intermediate_size",
+        "shared_experts_intermediate_size expert_ffn_hidden_size",
     ),
-    (8, "num_experts num_local_experts n_routed_experts moe_num_experts mamba_n_heads"),
+    (8, "num_experts num_local_experts n_routed_experts moe_num_experts zero_expert_num mamba_n_heads"),
     (
         1,
         "n_group num_expert_group topk_group first_k_dense_replace mamba_n_groups n_groups bos_token_id "
