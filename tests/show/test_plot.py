@@ -104,7 +104,6 @@ def make_trace(name: str):
 
 MODELS = [
     pytest.param("smollm2-135m", marks=needs_smollm2),
-    pytest.param("pocket/gpt2-1.7m", marks=pytest.mark.slow),
     pytest.param(str(STORIES), marks=needs_shared, id="stories260K"),
 ]
 
