@@ -201,8 +201,7 @@ PLANTED = [
 
 def sentences(account) -> list[str]:
     """What is said of the features of an account."""
-    records = account.records()
-    return [finding.text for finding in origins_section([{"model": "a", **one} for one in records]).findings]
+    return [finding.text for finding in origins_findings(account.records())]
 
 
 @pytest.mark.parametrize(("case", "writer"), PLANTED)
