@@ -24,7 +24,10 @@ MODEL = "pocket/gpt2-0.1m"
 DOCUMENTS = ["Café 日本 🎉, it is\n\n\tso.  ", "A second one, plain.", "é"]  # of 2-, 3- and 4-byte characters
 SMALL = {"models": [MODEL], "block": 32, "blocks": 3}
 READERS = [MODEL, "pocket/bert-1.4m", "pocket/t5-1.9m"]
-READERS += [pytest.param(str(STORIES), marks=needs_shared), pytest.param("smollm2-135m", marks=needs_smollm2)]
+READERS += [
+    pytest.param(str(STORIES), marks=needs_shared, id="stories260K"),
+    pytest.param("smollm2-135m", marks=needs_smollm2),
+]
 
 
 def exact_losses(model, blocks) -> torch.Tensor:
