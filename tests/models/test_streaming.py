@@ -102,6 +102,7 @@ def test_same_numbers_for_every_architecture(folder, blocks):
     assert on_meta(streamed)
 
 
+@pytest.mark.parametrize("case", ["gpt2", "gpt-oss"])
 def test_all_schemes_in_one_pass(folder, blocks, pieces):
     resident, streamed = load_model(folder), stream_model(folder)
     names = [*TABLE1, "llm.int8-bnb"]
