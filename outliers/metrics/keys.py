@@ -185,11 +185,12 @@ class Channels:
         """Return the bias of the projection, if the statistics are of its output."""
         return self.biases.get(key[:2]) if self._is_projected(key) else None
 
-    def _features(self, channel: Channel, count: int) -> dict:
-        """Return the input features that contribute most to the mean of a channel, with their terms weight · mean."""
+    def _features(self, channel: Channel, positions: int) -> dict:
+        """Return the input features that contribute most to a channel's mean over so many positions, with their terms
+        weight · mean."""
         if channel not in self.weights:
             return {}
-        terms = self.weights[channel] * self.inputs[channel[0]] / count
+        terms = self.weights[channel] * self.inputs[channel[0]] / positions
         features = terms.abs().sort(descending=True, stable=True).indices[:FEATURES]
         return {"features": features.tolist(), "terms": [float_digits(term) for term in terms[features]]}
 

@@ -290,7 +290,7 @@ class Stream:
             return run_stack(exchanged(model, modules), stack, inputs[turn[1]][place], there)
 
         def known(variant_number: int, block_number: int) -> object:
-            """The output of the layer before."""
+            """Return the output of the layer before."""
             key = keys[block_number]
             last, *beside = outputs_of(outputs[key])
             state = states[variant_number, block_number, : key[place]].to(self.device, last.dtype).view(last.shape)
@@ -337,7 +337,7 @@ class Stream:
 
 
 def outputs_of(output: torch.Tensor | tuple | list) -> tuple | list:
-    """The hidden states (1, T, features) that a layer puts out, and what is beside them in some architectures."""
+    """Return the outputs of a layer: hidden states (1, T, features), and what some architectures have beside them."""
     return output if isinstance(output, (tuple, list)) else (output,)
 
 

@@ -162,7 +162,7 @@ class OutliersQuantizer(HfQuantizer):
             settle(model)
 
     def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **_) -> bool:
-        """Whether a tensor of a checkpoint becomes codes, or biases of experts that have codes."""
+        """Return whether a tensor of a checkpoint becomes codes, or biases of experts that have codes."""
         path, _, name = param_name.rpartition(".")
         return (name == "weight" and path in self.layers) or bool(_of_experts(model, param_name, self.layers))
 
@@ -194,7 +194,7 @@ class OutliersQuantizer(HfQuantizer):
         return {renamed.get(name, name): tensor for name, tensor in model.state_dict().items()}, {}
 
     def is_serializable(self, *_) -> bool:
-        """Whether `save_pretrained` can write it."""
+        """Return whether `save_pretrained` can write the model."""
         return True
 
     @property

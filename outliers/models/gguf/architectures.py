@@ -24,7 +24,8 @@ LATENT += ("attention.key_length_mla", "attention.value_length_mla", "attention.
 
 
 def made_by_fields(header: GGUFHeader) -> tuple[PretrainedConfig, GGUFHeader]:
-    """Return a configuration with what no single field sets, and the header without the fields that were read."""
+    """Make the configuration of an architecture of `BY_FIELDS`; return it, and the header without the fields that it
+    used."""
     kind, more = BY_FIELDS[header.architecture](header)
     tokens = {f"{name}_token_id": header.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
     tied = all(tensor.name != "output.weight" for tensor in header.tensors)
