@@ -397,7 +397,7 @@ def origins(
     model = separate_layers(model)
     features, positions = list(dict.fromkeys(features)), sorted(set(positions))
     check_accountable(model.config, features_of(model), features)
-    observer = _observed(model, sequences(blocks, attention_mask), features, positions, variant)
+    observer = _observe(model, sequences(blocks, attention_mask), features, positions, variant)
     account = observer.account()
     if tokens is not None:
         occurred = {token for sums in account.sums.values() for token in sums.at[..., 1].unique().tolist()}
@@ -442,7 +442,7 @@ def _apart(kind: Anatomy) -> tuple[list[str], list[str]]:
 
 
 @inference
-def _observed(
+def _observe(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], features: list[int], chosen: list[int], variant: Variant
 ) -> "_OriginObserver":
     check_sums(model)

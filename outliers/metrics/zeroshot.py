@@ -142,7 +142,7 @@ def evaluate(
     tokenizer: PreTrainedTokenizerBase,
     tasks: "Sequence[Task]",
     limit: int | None = None,
-    see: Callable[[float], None] = lambda share: None,
+    advance: Callable[[float], None] = lambda share: None,
 ) -> list[dict]:
     """Measure a model on loaded tasks.
 
@@ -150,7 +150,7 @@ def evaluate(
     otherwise depend on the batch size, and on the padding. Logits of 16-bit models are normalized in float32, as for
     `perplexity`: bfloat16 could not distinguish choices of nearly the same likelihood.
 
-    see: called after each pass through the model with the completed share of a task's requests, a lower bound.
+    advance: called after each pass through the model with the completed share of a task's requests, a lower bound.
 
     Returns:
         As `zeroshot`.
@@ -165,7 +165,7 @@ def evaluate(
         harness_model = HFLM(**served(model, tokenizer))
         by_name = {task.task_name: task for task in tasks}
         try:
-            with _seen(harness_model, model, see):
+            with _with_progress(harness_model, model, advance):
                 results = lm_eval.evaluate(harness_model, {"tasks": by_name}, limit=limit, bootstrap_iters=0)
         except OverflowError:  # the exponential of a loss
             raise UserError(
@@ -187,7 +187,7 @@ def served(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict:
 
 
 @contextlib.contextmanager
-def _seen(harness_model, model: PreTrainedModel, see: Callable[[float], None]) -> Iterator[None]:
+def _with_progress(harness_model, model: PreTrainedModel, advance: Callable[[float], None]) -> Iterator[None]:
     """Report progress by counting the passes through a model, at most one per request."""
     answer, requested, made = harness_model.loglikelihood, 0, itertools.count(1)
 
@@ -197,7 +197,7 @@ def _seen(harness_model, model: PreTrainedModel, see: Callable[[float], None]) -
         return answer(requests, *arguments, **options)
 
     harness_model.loglikelihood = loglikelihood
-    handle = model.register_forward_hook(lambda *_: see(next(made) / max(requested, 1)))
+    handle = model.register_forward_hook(lambda *_: advance(next(made) / max(requested, 1)))
     try:
         yield
     finally:

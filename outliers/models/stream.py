@@ -399,13 +399,13 @@ def separate_layers(model: PreTrainedModel) -> PreTrainedModel:
     if not compiled and not shared:
         return model
     # a copy of a module is not compiled
-    return exchanged(model, {path: _twin(model.get_submodule(path)) for path in (*compiled, *shared) if path})
+    return exchanged(model, {path: _copied(model.get_submodule(path)) for path in (*compiled, *shared) if path})
 
 
 def in_turns(model: PreTrainedModel, own_weights: bool = False) -> PreTrainedModel:
     """Return a model in which a layer that runs several times in a pass has a module for each time, with the same
     weights or its own; a model without such layers is returned itself."""
-    copied = copy.deepcopy if own_weights else _twin
+    copied = copy.deepcopy if own_weights else _copied
     turns = {
         path: Turns(copied(model.get_submodule(path)) for _ in range(count))
         for path, count in repeated(layers_of(model)).items()
@@ -421,9 +421,9 @@ def in_turns(model: PreTrainedModel, own_weights: bool = False) -> PreTrainedMod
     return model
 
 
-def _twin(module: nn.Module) -> nn.Module:
+def _copied(module: nn.Module) -> nn.Module:
     """Return a copy of a module and its children, with the same weights and hooks."""
-    copied = exchanged(module, {name: _twin(child) for name, child in module._modules.items() if child is not None})
+    copied = exchanged(module, {name: _copied(child) for name, child in module._modules.items() if child is not None})
     for name in FORWARD_HOOKS:
         setattr(copied, name, copy.copy(getattr(module, name)))
     return copied

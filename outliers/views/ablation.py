@@ -209,7 +209,7 @@ def ablation_findings(summary: pd.DataFrame) -> list[Finding]:
     """
     rows = summary.to_dict("records")
     controls = {row["method"]: row for row in rows if row["subject"] == "control"}
-    removed = [_beside(row, controls[row["method"]]) for row in rows if row["subject"] == "outliers"]
+    removed = [_with_control(row, controls[row["method"]]) for row in rows if row["subject"] == "outliers"]
     findings = [finding for row in removed for finding in say(APART, [row], row["apart"])]
     for row in removed[:1]:
         name, control = "top1_softmax", row["control"]
@@ -227,7 +227,7 @@ def ablation_findings(summary: pd.DataFrame) -> list[Finding]:
     return findings
 
 
-def _beside(row: dict, control: dict) -> dict:
+def _with_control(row: dict, control: dict) -> dict:
     number = len(row["features"])
     damages = row["damage"], *(control[f"damage{end}"] for end in ("", "_low", "_high"))
     removal = TAKEN_OUT.get(row["method"], f"Removing {{}} by {row['method']}").format(features(row["features"]))

@@ -31,7 +31,7 @@ def _of_model(rows: list[dict], number: int) -> Section:
     caption = f"Greedy continuations by {name} of: {rows[0]['prompt_text']!r}"
     table = Table.of(f"continuations{ending}", caption, COLUMNS, data, names=("variant", "continuation"))
     others = data[data["variant"] != BASELINE].to_dict("records") if exact is not None else []
-    findings = [Finding(_said(name, row, len(exact)), table.name) for row in others]
+    findings = [Finding(_sentence(name, row, len(exact)), table.name) for row in others]
     return Section(f"Continuations by {name}", rows, table.printed, [table], findings=findings)
 
 
@@ -39,7 +39,7 @@ def _shared(one: list[int], other: list[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-def _said(name: str, row: dict, tokens: int) -> str:
+def _sentence(name: str, row: dict, tokens: int) -> str:
     if row["shared"] == tokens:
         return f"Under {row['variant']} {name} continues a text with the same {tokens} tokens."
     return f"Under {row['variant']} {name} continues a text with other tokens, from token {row['shared'] + 1:.0f} on."

@@ -385,7 +385,7 @@ def origins_section(rows: list[dict], _context: Context | None = None) -> Sectio
     sections = of_subjects(filter(is_of_writers, rows), partial(_section, every=rows))
     if len(sections) == 1:
         return sections[0]
-    table = beside_each_other(rows)
+    table = comparison_table(rows)
     several = Section("", rows, table.printed, [table])
     return together("Origins of features", [several, *(other._replace(printed="", findings=()) for other in sections)])
 
@@ -394,7 +394,7 @@ def is_of_writers(row: dict) -> bool:
     return row["metric"].startswith("origins.")
 
 
-def beside_each_other(rows: list[dict]) -> Table:
+def comparison_table(rows: list[dict]) -> Table:
     accounts = grouped(filter(is_of_writers, rows), lambda row: (row["model"], row.get("variant", BASELINE))).values()
     features = pd.DataFrame(record for account in accounts for record in _summed_up(account))
     return Table.of("accounts", ACCOUNTS_CAPTION, ACCOUNT_COLUMNS, features, names=WORDS)

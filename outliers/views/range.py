@@ -50,11 +50,11 @@ def _section(rows: list[dict], ending: str) -> Section:
     caption = CAPTION + ("are before the softmax." if known else "are unknown, as this attention shows none.")
     table = Table.of(f"range{ending}", caption, COLUMNS, data, largest, names=("", "role", "beyond"))
     subject = subject_of(rows[0])
-    findings = [Finding(f"{subject}: {said}", table.name) for said in _said(largest)]
+    findings = [Finding(f"{subject}: {said}", table.name) for said in _sentences(largest)]
     return Section(f"Range of {subject}", rows, table.printed, [table], findings=findings)
 
 
-def _said(largest: pd.DataFrame) -> list[str]:
+def _sentences(largest: pd.DataFrame) -> list[str]:
     """State the largest number beyond float16, inputs first; or that float16 holds all numbers."""
     ordered = largest.sort_values("value", ascending=False, kind="stable").to_dict("records")
     out = [row for row in ordered if row["value"] > LIMITS["float16"]]

@@ -93,7 +93,7 @@ def _of_model(model: str, rows: list[dict]) -> Section:
     caption = f"{name}: {SUMMARY.format(scattered_by(rows))}"
     tables = [_summary_table(f"token_losses_{ending}", caption, list(totals.values()))]
     findings = [
-        Finding(text, tables[0].name) for total in totals.values() if total["rises"] for text in _said(name, total)
+        Finding(text, tables[0].name) for total in totals.values() if total["rises"] for text in _sentences(name, total)
     ]
     for number, (variant, group) in enumerate(by_variant.items(), 1):
         if totals[variant]["value"]:
@@ -139,7 +139,7 @@ def _summary_table(name: str, caption: str, totals: list[dict]) -> Table:
     return Table.of(name, caption, OF_VARIANTS, data.drop(columns="value_bar"), shown)
 
 
-def _said(name: str, total: Mapping) -> list[str]:
+def _sentences(name: str, total: Mapping) -> list[str]:
     share = total["half"] / total["tokens"]
     each = cell(".4f", total["value"], total["value_bar"], 1 / total["tokens"]).replace("±", " ± ")
     return [
