@@ -266,7 +266,7 @@ MUTATIONS = {
     "outliers/metrics/origins.py": [("{model, self.model} if positions", "{model} if positions")],
     "outliers/metrics/keys.py": [
         ("larger = other.largest.abs() > self.largest.abs()", "larger = other.largest > self.largest"),
-        ("terms = self.weights[channel] * self.inputs[channel[0]] / count", "terms = self.weights[channel]"),
+        ("terms = self.weights[channel] * self.inputs[channel[0]] / positions", "terms = self.weights[channel]"),
         ("by_head[0, :, -len(before) :]", "by_head[0, :, : len(before)]"),
         ("or key[:2] not in self.changed", "or key[:2] in self.changed"),
     ],
