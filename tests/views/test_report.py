@@ -181,7 +181,6 @@ def drawn(axes) -> Section:
 HALF = each(sweep(), dtype="float16")
 STEPS = {"made/gpt2-0": "step100", "made/gpt2-1": "step300", "made/gpt2-2": "step200"}
 TWIN = each(family()[-10:], model="made/gpt2-copy", same_weights_as="gpt2-2")
-OF_FILE = of(VARIED, "w4", "w4+hadamard") + [row for row in VARIED if row["variant"] in ("fp32", "w8a8")]
 UNKNOWN = [VARIED[0] | {"variant": name, "value": 9.0} for name in ("mine", "bitsandbytes")]
 SECTIONS = {
     "sweep": lambda: perplexity_section(sweep()),
