@@ -24,8 +24,8 @@ class Backend(NamedTuple):
 
     name: its name for OUTLIERS_KERNELS. path: its name in rows, which the variable accepts too. runs_on: a function of
     a device type and of whether the variable asked for a backend; whether this one is available. linear, product,
-    quantize, states, attention, losses: the module that computes each operation, imported on first use; its `serves`
-    says which operands it takes. The reference takes all.
+    quantize, states, attention, losses, grouped: the module that computes each operation, imported on first use; its
+    `serves` says which operands it takes. The reference takes all.
     """
 
     name: str
@@ -37,13 +37,14 @@ class Backend(NamedTuple):
     states: str | None = None
     attention: str | None = None
     losses: str | None = None
+    grouped: str | None = None
 
 
 BACKENDS = (
     Backend(
         *("triton", "triton", triton.runs_on),
         *("triton.layer", "triton.product", "triton.quantization"),
-        *("triton.states", "triton.attention", "triton.losses"),
+        *("triton.states", "triton.attention", "triton.losses", "triton.grouped"),
     ),
     Backend("formats", "triton", triton.runs_on, "triton.formats", None, "triton.formats"),
     Backend("packed", "cpu", lambda device, _asked: device == "cpu" and cpu.has_int8_units(), "cpu.packed"),
@@ -54,6 +55,7 @@ BACKENDS = (
     Backend(
         *("reference", "reference", lambda _device, _asked: True),
         *("reference", "reference_products", "reference", "reference_states", "reference_states", "reference_losses"),
+        "reference",
     ),
 )
 
@@ -238,6 +240,19 @@ def _multiply(
         operands, prepared = (weight, activations, hidden_states.dtype), isinstance(weight, Packed)
         layer = _serving("linear", hidden_states.device, *operands, prepared=prepared)[1].linear
     return layer(hidden_states, weight, bias, activations, threshold, exact)
+
+
+def groups(rows: torch.Tensor, weight: Quantized) -> bool:
+    """Return whether a kernel multiplies rows with weights like this one in one launch, see `grouped_linear`."""
+    return _serving("grouped", rows.device, rows, weight)[0] is not BACKENDS[-1]
+
+
+@torch.no_grad()
+def grouped_linear(
+    rows: torch.Tensor, ends: torch.Tensor, weight: Quantized, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Multiply rows sorted by expert with the weights of all experts, as `reference.grouped_linear` does."""
+    return _serving("grouped", rows.device, rows, weight)[1].grouped_linear(rows, ends, weight, bias)
 
 
 @torch.no_grad()

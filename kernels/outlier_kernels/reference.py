@@ -204,6 +204,26 @@ def linear(
     return product.to(dtype)
 
 
+def grouped_linear(
+    rows: torch.Tensor, ends: torch.Tensor, weight: Quantized, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Multiply each row with the weight of its expert, both quantized by absmax, a scale for each row and output.
+
+    Args:
+        rows: float (rows, features), sorted by expert.
+        ends: how many rows the experts up to each one have together, int64 (experts,).
+        weight: codes (experts, outputs, features) and scales (experts, outputs, 1).
+        bias: (experts, outputs).
+
+    Returns:
+        (rows, outputs) in the dtype of `rows`.
+    """
+    sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
+    biases = [None] * len(sizes) if bias is None else bias
+    parts = zip(rows.split(sizes), weight.codes, weight.scale, biases, strict=True)
+    return torch.cat([linear(part, Quantized(codes, scale), one) for part, codes, scale, one in parts if len(part)])
+
+
 def _without(
     x: torch.Tensor, weight: Quantized, outliers: torch.Tensor, activations: Quantizer | None, exact: Exact | None
 ) -> tuple[torch.Tensor, Quantized]:

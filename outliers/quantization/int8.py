@@ -6,6 +6,7 @@ from itertools import zip_longest
 import torch
 from outlier_kernels import dispatch
 from outlier_kernels.cpu.packed import Packed
+from outlier_kernels.formats import ROWS, Quantizer
 from outlier_kernels.reference import Quantized
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -19,6 +20,7 @@ from outliers.quantization.schemes import MOST_TRANSFORMS, Scheme
 # the weight, and last the searched quantile of its inputs.
 FITTED = tuple(f"fitted{'' if number == 1 else f'_{number}'}" for number in range(1, MOST_TRANSFORMS + 2))
 FIELDS = (*Quantized._fields, *FITTED)
+COLUMNS = Quantizer("int8", "column")
 _LAYOUT = threading.RLock()  # held while a layer changes its layout; one for all layers, because locks cannot be copied
 
 
@@ -39,6 +41,7 @@ class Int8Linear(SchemeLinear):
     ):
         super().__init__(scheme, role, magnitudes)
         self.prepared: Quantized | Packed | None = None
+        self.stacked: Quantized | None = None  # of this and other layers, see `multiply_all`
         bias = projection.bias  # the bias of an expert is a view of a larger tensor
         own = bias is None or isinstance(bias, nn.Parameter)
         self.bias = bias if own else nn.Parameter(bias.detach(), requires_grad=False)
@@ -117,6 +120,38 @@ class Int8Linear(SchemeLinear):
                 self._buffers["codes"] = None
                 self._buffers["blocks"] = self.prepared[0]  # in the place of the codes
 
+    def multiplies_all(self, rows: torch.Tensor) -> bool:
+        """Return whether `multiply_all` can multiply rows with layers like this one."""
+        scheme = self.here
+        alike = (scheme.activations, scheme.weights, scheme.outlier_threshold) == (ROWS, COLUMNS, None)
+        plain = self.prepared is None and alike and not scheme.remedies and scheme.arithmetic == "exact"
+        return plain and not torch.is_grad_enabled() and dispatch.groups(rows, self._quantized())
+
+    def multiply_all(
+        self, layers: tuple["Int8Linear", ...], rows: torch.Tensor, ends: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Multiply rows sorted by layer with the layers, of which this is the first, at once; return None if they are
+        not alike.
+
+        Their codes are moved to one tensor, of which each layer has a part.
+
+        ends: how many rows the layers up to each one have together, int64 (layers,).
+        """
+        if not all(type(one) is Int8Linear and one.here == self.here and one.prepared is None for one in layers):
+            return None
+        with _LAYOUT, torch.inference_mode(False):
+            parts = [] if self.stacked is None else [*self.stacked.codes]
+            if not parts or any(
+                one.codes.data_ptr() != part.data_ptr() for one, part in zip(layers, parts, strict=True)
+            ):
+                self.stacked = Quantized(
+                    *(torch.stack([getattr(one, of) for one in layers]) for of in ("codes", "scale"))
+                )
+                for layer, codes in zip(layers, self.stacked.codes, strict=True):
+                    layer._buffers["codes"] = codes
+        bias = None if self.bias is None else torch.stack([layer.bias for layer in layers])
+        return dispatch.grouped_linear(rows, ends, self.stacked, bias)
+
     def __setattr__(self, name: str, value: object) -> None:
         if name in FIELDS:
             self._plain()  # restored, because the assignment replaces one of them
@@ -124,7 +159,7 @@ class Int8Linear(SchemeLinear):
 
     def _apply(self, fn, recurse=True):
         with _LAYOUT:
-            before = self._plain()
+            before, self.stacked = self._plain(), None
             super()._apply(fn, recurse)
             if not before["scale"].is_meta:  # scales follow to another device, but not to another dtype
                 device = self.codes.device
@@ -151,7 +186,7 @@ class Int8Linear(SchemeLinear):
 
     def __getstate__(self) -> dict:
         with _LAYOUT:  # the fast layout can be neither copied nor pickled
-            return {**vars(self), "_buffers": {**self._plain(), "blocks": None}, "prepared": None}
+            return {**vars(self), "_buffers": {**self._plain(), "blocks": None}, "prepared": None, "stacked": None}
 
     def _product(self, rows: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():

@@ -160,6 +160,20 @@ def test_a_decode_step_of_an_int8_model_reads_nothing(case):
     assert (found.kernels, found.reads) == (layers, 0)
 
 
+@pytest.mark.parametrize("case", ["mixtral", "gpt-oss"])
+@torch.inference_mode()
+def test_all_experts_of_a_layer_are_one_launch_for_each_of_their_projections(case):
+    """Beside one that makes codes, and nothing is read; each by itself, as where one is watched, computes the same."""
+    model, ids = outliers.quantize(make_model(case), "absmax-vector", keep="int8"), torch.arange(8)[None]
+    expected, found = model(ids, use_cache=False).logits, count(lambda: model(ids, use_cache=False))
+    watched = [layer.mlp.experts.get_submodule("1.down_proj") for layer in model.model.layers]
+    for one in watched:
+        one.register_forward_hook(lambda *_: None)
+    each = count(lambda: torch.testing.assert_close(model(ids, use_cache=False).logits, expected), before=0)
+    assert found.kernels == sum(4 + 2 * 2 for _ in watched)
+    assert found.reads <= each.reads - len(watched)
+
+
 def beside(model: torch.nn.Module, observe: Callable[[torch.nn.Module, torch.Tensor], object]) -> Counts:
     """What a block costs beside its pass through the decoder."""
     check_found(model)  # once for all, which passes a few tokens

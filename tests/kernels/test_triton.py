@@ -31,6 +31,7 @@ from outlier_kernels.triton import (  # noqa: E402
     attention,
     few,
     formats,
+    grouped,
     layer,
     losses,
     outlier_features,
@@ -116,7 +117,7 @@ def interpreter():
             patch.setattr(triton.runtime.interpreter, "_patch_lang", lambda _function: replace_language(every))
             patch.setattr(InterpretedFunction, "__call__", lambda self, *args, **named: self.rewrite()(*args, **named))
             of_triton = (triton.language.standard, triton.language.random)
-            of_layers = (quantization, outlier_features, product, few, formats)
+            of_layers = (quantization, outlier_features, product, few, formats, grouped)
             modules = (*of_triton, *of_layers, triton_states, attention, losses)
             functions = [value for module in modules for value in vars(module).values()]
             known = {each.fn: InterpretedFunction(each.fn) for each in functions if isinstance(each, JITFunction)}
@@ -394,6 +395,21 @@ def test_products_are_those_of_the_reference(shape, parts, dtype):
     assert_same_output(found, wanted)
     if dtype == torch.float32 and not share and not of_columns:
         assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "features", "outputs", "dtype"),
+    [([1], 33, 5, torch.float32), ([0, 70, 3, 0, 64, 1], 48, 20, torch.float32), ([5, 0, 9], 64, 16, torch.bfloat16)],
+)
+def test_one_launch_multiplies_the_rows_of_all_experts(sizes, features, outputs, dtype):
+    """Some of which have no row, or more than a tile."""
+    experts, rows = len(sizes), random(sum(sizes), features).to(dtype)
+    made = [reference.quantize(random(outputs, features), int8()) for _ in sizes]
+    weight = Quantized(*(torch.stack([getattr(one, name) for one in made]) for name in ("codes", "scale")))
+    given = rows, torch.tensor(sizes).cumsum(0), weight, random(experts, outputs)
+    assert grouped.serves(rows, weight)
+    found = grouped.grouped_linear(*on_device(*given[:2]), to_device(weight), *on_device(given[3])).cpu()
+    assert_same_output(found, reference.grouped_linear(*given))
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
@@ -699,6 +715,10 @@ def launch_all(capability: tuple[int, int]) -> None:
                 right = torch.empty(*leading, k, n, dtype=other, device="meta").mT
                 outliers = torch.empty(*leading, count, dtype=torch.int64, device="meta") if count else None
                 product.product(left, right, outliers, None, seed)
+            for dtype in (torch.float16, torch.bfloat16) if light else (torch.float32,):
+                stacked = quantization.quantize_rows(torch.empty(64, 4096, 5140, dtype=dtype, device="meta"))
+                rows, ends = torch.empty(4096, 5140, dtype=dtype, device="meta"), torch.empty(64, device="meta").long()
+                grouped.grouped_linear(rows, ends, stacked, torch.empty(64, 4096, dtype=dtype, device="meta"))
     quantization.quantize(torch.empty(64, 40000, dtype=torch.bfloat16, device="meta"), int8())
     for name, dtype in zip(("fp8-e4m3 row", "nvfp4 block", "bfp6 group-16"), DTYPES, strict=True):
         formats.quantize(torch.empty(512, 4096, dtype=dtype, device="meta"), Quantizer(*name.split()))

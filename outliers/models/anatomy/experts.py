@@ -154,6 +154,8 @@ def by_projection(
 ) -> torch.Tensor:
     """Compute the experts of each token, by states (T, features); this is an experts function of transformers."""
     unfold(experts)
+    if (output := _grouped(experts, hidden_states, top_k_index, top_k_weights)) is not None:
+        return output
     # made of no tensor, so that a pass that follows tensors sees only what experts add
     output = torch.zeros(hidden_states.shape, dtype=hidden_states.dtype, device=hidden_states.device)
     for number, tokens, places in _chosen(experts, top_k_index):
@@ -161,6 +163,37 @@ def by_projection(
         added = experts._modules[str(number)](x, tokens, top_k_weights[tokens, places, None], experts)
         output.index_add_(0, tokens, added.to(output.dtype))
     return output
+
+
+def _grouped(
+    experts: nn.Module, hidden_states: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor | None:
+    """Compute each kind of projection of all experts at once, without waiting for the device; None if their layers have
+    no function for it, or hooks."""
+    first = next(experts._modules["0"].children())
+    if not hasattr(first, "multiply_all") or not first.multiplies_all(hidden_states):
+        return None
+    count, parts = number_of(experts), [one for name, one in experts._modules.items() if name.isdigit()]
+    into, out = zip(*(expert._modules.values() for expert in parts), strict=True)
+    if any(one._forward_hooks or one._forward_pre_hooks for one in (*parts, *into, *out)):
+        return None
+    by_expert, order = chosen.T.flatten().sort(stable=True)
+    ends = torch.searchsorted(by_expert, torch.arange(count, device=by_expert.device), right=True)
+    units = first.multiply_all(into, hidden_states[order % len(chosen)], ends)
+    if units is None:
+        return None
+    units = experts._apply_gate(units) if experts.has_gate else experts.act_fn(units)
+    if (outputs := out[0].multiply_all(out, units, ends)) is None:
+        return None
+    outputs = experts.post_expert_norm(outputs) if experts.has_post_expert_norm else outputs
+    outputs = outputs.where(by_expert[:, None] < count, 0) * weights.T.flatten()[order, None]  # some choose no expert
+    return (
+        torch.empty_like(outputs)
+        .index_copy_(0, order, outputs)
+        .view(-1, *hidden_states.shape)
+        .sum(0)
+        .to(hidden_states.dtype)
+    )
 
 
 def _chosen(experts: nn.Module, chosen: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
