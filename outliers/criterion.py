@@ -14,6 +14,7 @@ OF_EVERY_STACK = ("attn_in", "attn_out", "ffn_in", "ffn_out")
 ROUTER = "router"
 QUANTIZED = ("attn_in", "attn_mid", "attn_out", "ffn_in", "ffn_mid", "ffn_out", *CROSS)
 ROLES = (*QUANTIZED, ROUTER)
+CACHE_PARTS = {"kv": ("keys", "values"), "keys": ("keys",), "values": ("values",)}  # by the names of terms of variants
 STREAM = ("attn_in", "ffn_in")  # roles on the feature axis of the residual stream
 PAPER = ("attn_in", "attn_out", "ffn_in")  # in which the paper counts outliers
 RESIDUAL = "residual"  # stands beside the roles for the output of a layer

@@ -12,7 +12,8 @@ from outliers.criterion import ALPHA
 from outliers.metrics import records
 from outliers.subjects.cell import Cell, CellPlan
 from outliers.subjects.served import Served
-from outliers.variants.peer import PEER, Peer
+from outliers.variants.peer import Peer
+from outliers.variants.term import PEER
 
 
 class Latency(records.Generation, Experiment):

@@ -37,8 +37,8 @@ from outliers.models.names import full_name
 from outliers.quantization.schemes import Scheme, by_weights, get_scheme, remedied
 from outliers.show.units import FEWEST
 from outliers.terminal.amounts import parse_bytes
-from outliers.variants.peer import PEER
 from outliers.variants.quantized import Quantized
+from outliers.variants.term import PEER
 
 # The default text of all commands, so that they all start from one perplexity: as many blocks as a claim needs, and so
 # few tokens that `report look` and `origins` of SmolLM2-135M end within three minutes on two cores.

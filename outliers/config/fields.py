@@ -27,7 +27,7 @@ from outliers.models.names import as_called
 from outliers.quantization.plans.plan import expanded
 from outliers.quantization.schemes import Scheme, get_scheme, is_known
 from outliers.terminal.printing import is_line
-from outliers.variants.peer import PEER
+from outliers.variants.term import PEER
 
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes that file systems take
 UNKNOWN = "unknown_name"  # type of an error whose message is complete

@@ -12,7 +12,7 @@ from outliers.models.names import known_configs
 from outliers.models.source import config_path, find_model
 from outliers.quantization.schemes import REMEDIES, SCHEMES, Scheme, get_scheme
 from outliers.text.documents import check_text
-from outliers.variants.peer import PEER
+from outliers.variants.term import PEER
 
 AnyExperiment = TypeVar("AnyExperiment", bound=Experiment)
 logger = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ import pandas as pd
 from outliers.models.names import distinct_names
 from outliers.quantization.schemes import BASELINE
 from outliers.show.value import Value, grouped, value_of
-from outliers.variants.peer import AGAINST, Against, is_against
+from outliers.variants.peer import Against, is_against
+from outliers.variants.term import AGAINST
 
 OF_MODEL = ("perplexity", "damage.kl", "damage.top1_agreement")
 OF_PROJECTION = ("damage.error", "damage.error_by_token")

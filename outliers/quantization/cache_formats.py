@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from outlier_kernels.formats import BLOCK, FORMATS, Quantizer
 
+from outliers.criterion import CACHE_PARTS
 from outliers.errors import UserError, unknown_name
 
 INTEGERS = re.compile(r"int([2-8])")  # asymmetric; all other formats are those of matrices
@@ -15,7 +16,6 @@ NUMBERED = {"channels": 1, "recent": 0, "first": 0, "block": 1}  # options with 
 CALIBRATED = ("smooth", "reorder")  # changes of keys that require the magnitudes of channels
 FLAGS = ("hadamard", "before", *CALIBRATED)
 RANGES = ("layers", "heads")  # options with ranges of numbers, joined by points
-CACHE_PARTS = {"kv": ("keys", "values"), "keys": ("keys",), "values": ("values",)}
 EXACT_BITS, HALF_BITS = 16, 16  # of an exact value in a cache; of a scale, and of a minimum
 FORMS = "int4/channels=32/recent=128, int4/first=5/before, fp8-e4m3/hadamard, bfp4/block=32 or int3/layers=0:2/heads=1"
 

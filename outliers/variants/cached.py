@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from outliers.errors import UserError
 from outliers.models.variant import AS_IT_IS, Variant
 from outliers.quantization.cache_formats import Formats
+from outliers.variants.term import PREFIX
 
 if TYPE_CHECKING:  # to read a variant takes no torch
     from transformers import PreTrainedModel
 
     from outliers.quantization.magnitudes import Calibration
 
-PREFIX = "prefix"
 _WRITTEN = re.compile(r"prefix(?:=(?P<count>[1-9][0-9]{0,2})|\((?P<tokens>[0-9]{1,9}(?:,[0-9]{1,9})*)\))?")
 
 
@@ -28,6 +28,11 @@ class Cached(Variant):
 
     formats: Formats
     calibration: "Calibration | None" = None
+
+    @classmethod
+    def read(cls, written: str) -> "Cached":
+        """Parse `kv=int4`, or several such terms joined by +; see `Formats.read`."""
+        return cls(Formats.read(written))
 
     @property
     def name(self) -> str:

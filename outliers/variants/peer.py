@@ -10,13 +10,11 @@ from outliers.criterion import ALPHA, check_threshold
 from outliers.errors import UserError
 from outliers.models.variant import Variant
 from outliers.variants.edges import LIMITS, PLACES_BY_FIELD, AtPlaces
-from outliers.variants.term import read_number, write_number
+from outliers.variants.term import AGAINST, PEER, read_number, write_number
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-PEER = "bitsandbytes"
-AGAINST = "against"
 _AGAINST = re.compile(
     rf"{AGAINST}\((?P<other>[^()]+?)(,only=(?P<only>[^(),=]+))?(,skip=(?P<skip>[^(),=]+))?\)"
 )  # with the names of its fields

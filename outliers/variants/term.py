@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from outliers.errors import UserError, unknown_name
 
+PEER, AGAINST, PREFIX = "bitsandbytes", "against", "prefix"  # names of terms
 PLUS = re.compile(r"\+(?![^()]*\))")  # joins terms; inside parentheses, + belongs to a number or a scheme's name
 EXAMPLES = "zero(247), shuffle(3,17@ffn_in,seed=1), zero(model.layers.11.mlp.down_proj[507,1229]) or plant(3,factor=8)"
 _PLACE = r"[\w.:]+"

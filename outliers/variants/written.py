@@ -3,19 +3,17 @@
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, partial
+from functools import cache
 from itertools import groupby
 
+from outliers.criterion import CACHE_PARTS
 from outliers.errors import UserError, shown, unknown_name
 from outliers.models.variant import AS_IT_IS, Variant
-from outliers.quantization.cache_formats import CACHE_PARTS, Formats
 from outliers.quantization.plans.plan import MARK
 from outliers.quantization.schemes import BASELINE
 from outliers.variants.ablated import METHODS
-from outliers.variants.cached import PREFIX, Cached, Prefixed
-from outliers.variants.peer import AGAINST, PEER, Against, Peer
 from outliers.variants.quantized import Quantized
-from outliers.variants.term import EXAMPLES, PLUS, Term
+from outliers.variants.term import AGAINST, EXAMPLES, PEER, PLUS, PREFIX, Term
 from outliers.variants.together import Together
 
 FEATURE_TERMS = {  # locations of classes, by the names of terms with features or positions
@@ -26,8 +24,15 @@ FEATURE_TERMS = {  # locations of classes, by the names of terms with features o
 }
 PLACE_TERMS = {"drop": "outliers.variants.dropped:Dropped"}  # by the names of terms with places alone
 WEIGHT_TERMS = dict.fromkeys(("zero", "scale"), "outliers.variants.weights:Scaled")  # by those of terms with a weight
-FIRST = {Against: "another model stands first", Prefixed: "a prefix stands first"}
-LAST = {Cached: "a cache stands last"}
+WHOLE_TERMS = {  # by the names of terms that their classes parse whole; the terms of a cache are parsed together
+    PREFIX: "outliers.variants.cached:Prefixed",
+    AGAINST: "outliers.variants.peer:Against",
+    **dict.fromkeys(CACHE_PARTS, "outliers.variants.cached:Cached"),
+}
+PEERS = {PEER: "outliers.variants.peer:Peer"}
+# By the attribute of parts that stand first, or last, the rule in messages.
+FIRST = {"others": "another model stands first", "is_prefix": "a prefix stands first"}
+LAST = {"cache": "a cache stands last"}
 
 
 def variant(written: str) -> Variant:
@@ -62,11 +67,11 @@ def variant(written: str) -> Variant:
     if not isinstance(written, str) or not written:
         raise UserError(f"{shown(written)} is not a variant; expected one such as absmax+hadamard, {EXAMPLES}")
     read = [part for reader, terms in groupby(PLUS.split(written), _reader) for part in reader(list(terms))]
-    for kind, rule in (FIRST | LAST).items():
-        ordered = sorted(read, key=lambda part, kind=kind: isinstance(part, kind) == (kind in LAST))
+    for attribute, rule in (FIRST | LAST).items():
+        ordered = sorted(read, key=lambda part, name=attribute: bool(getattr(part, name)) == (name in LAST))
         if ordered != read:
             raise UserError(f"'{written}': {rule}: {'+'.join(part.name for part in ordered)}")
-    if sum(isinstance(part, tuple(FIRST)) for part in read) > 1:
+    if sum(bool(part.others or part.is_prefix) for part in read) > 1:
         raise UserError(f"'{written}' has several terms that stand first; expected one prefix, or one other model")
     if sum(bool(part.schemes or part.package) for part in read) > 1:
         raise _two_schemes(written)
@@ -102,13 +107,17 @@ def _two_schemes(written: str) -> UserError:
 def _reader(term: str) -> Callable[[list[str]], Iterable[Variant]]:
     """Return the function that parses a term, and the terms after it that belong to it."""
     in_parentheses = not {"(", ")"}.isdisjoint(term) and not term.startswith(MARK)
-    return READERS.get(re.split("[=(]", term)[0]) or (_terms if in_parentheses else _scheme)
+    return READERS.get(_word(term)) or (_terms if in_parentheses else _scheme)
 
 
-def _scheme(terms: list[str]) -> list[Quantized | Peer]:
+def _word(term: str) -> str:
+    return re.split("[=(]", term)[0]
+
+
+def _scheme(terms: list[str]) -> list[Variant]:
     if any(term == PEER or term.startswith(MARK) for term in terms[1:]):
         raise _two_schemes("+".join(terms))
-    return [(Peer if terms[0] == PEER else Quantized).read(terms)]
+    return [(pkgutil.resolve_name(PEERS[terms[0]]) if terms[0] in PEERS else Quantized).read(terms)]
 
 
 def _terms(written: list[str]) -> Iterable[Variant]:
@@ -121,10 +130,13 @@ def _terms(written: list[str]) -> Iterable[Variant]:
         yield pkgutil.resolve_name(known[term.name]).read(term)
 
 
+def _whole(terms: list[str]) -> Iterable[Variant]:
+    return [pkgutil.resolve_name(WHOLE_TERMS[_word(term)]).read(term) for term in terms]
+
+
 READERS = {  # by the first words of terms; other terms begin or continue a scheme
-    PREFIX: partial(map, Prefixed.read),
-    AGAINST: partial(map, Against.read),
-    **dict.fromkeys(CACHE_PARTS, lambda terms: [Cached(Formats.read("+".join(terms)))]),
+    **dict.fromkeys((PREFIX, AGAINST), _whole),
+    **dict.fromkeys(CACHE_PARTS, lambda terms: _whole(["+".join(terms)])),
     **dict.fromkeys(FEATURE_TERMS | PLACE_TERMS | WEIGHT_TERMS, _terms),
     "instead": _scheme,
 }
