@@ -100,8 +100,9 @@ def test_a_number_beyond_float16_is_said(large, monkeypatch, capsys, command):
     metric = ("--metric", "range") if command == "measure" else ()
     code, out, _ = call(monkeypatch, capsys, "m", *metric, *OPTIONS, command=command)
     assert code == 0 and "layer 1, ffn_out: " in out and "is beyond float16; bfloat16 holds it" in " ".join(out.split())
-    code, out, _ = call(monkeypatch, capsys, "pocket/gpt2-0.1m", *metric, *OPTIONS, command=command)
-    assert "beyond float16" not in out
+    if command == "measure":  # a trace says it in the same words, and draws figures
+        code, out, _ = call(monkeypatch, capsys, "pocket/gpt2-0.1m", *metric, *OPTIONS, command=command)
+        assert code == 0 and "beyond float16" not in out
 
 
 @pytest.mark.parametrize("options", [(), ("--stream",)])
