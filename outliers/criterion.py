@@ -9,10 +9,11 @@ from outliers.errors import UserError, shown
 # Hidden states, by the projections that read them: q/k/v, attention output, first and second feed-forward, with those
 # between; and of the cross-attention of a decoder the queries, the keys and values, which read what the encoder puts
 # out, and the output. A router chooses or weighs what others put out.
-CROSS = ("cross_in", "cross_kv", "cross_out")
+CROSS_ROLES = ("cross_in", "cross_kv", "cross_out")
+CROSS = "cross"  # what a decoder's layers read of the encoder, beside the names of stacks
 OF_EVERY_STACK = ("attn_in", "attn_out", "ffn_in", "ffn_out")
 ROUTER = "router"
-QUANTIZED = ("attn_in", "attn_mid", "attn_out", "ffn_in", "ffn_mid", "ffn_out", *CROSS)
+QUANTIZED = ("attn_in", "attn_mid", "attn_out", "ffn_in", "ffn_mid", "ffn_out", *CROSS_ROLES)
 ROLES = (*QUANTIZED, ROUTER)
 CACHE_PARTS = {"kv": ("keys", "values"), "keys": ("keys",), "values": ("values",)}  # by the names of terms of variants
 STREAM = ("attn_in", "ffn_in")  # roles on the feature axis of the residual stream

@@ -361,7 +361,9 @@ MUTATIONS = {
         ('before["decode_q1"] > after["decode_q3"]', 'before["decode_q1"] >= after["decode_q3"]'),
         ('before["decode_q3"] < after["decode_q1"]', 'before["decode_q3"] <= after["decode_q1"]'),
     ],
-    "outliers/views/origins.py": [("FAINTEST, BRIGHTEST = 1 / 16, 4", "FAINTEST, BRIGHTEST = 1 / 16, 8")],
+    "outliers/views/origins.py": [
+        ("FAINTEST_GAIN, BRIGHTEST_GAIN = 1 / 16, 4", "FAINTEST_GAIN, BRIGHTEST_GAIN = 1 / 16, 8")
+    ],
 }
 
 OUTPUT = "mutation.txt"  # of the tests of one mistake, in the clone

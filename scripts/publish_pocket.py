@@ -19,9 +19,10 @@ from train_pocket import OBJECTIVES, TEXTS
 from transformers import PreTrainedModel
 
 from outliers.config.experiment import Experiment
+from outliers.criterion import CROSS
 from outliers.metrics.perplexity import perplexity
 from outliers.models.anatomy.examples import IGNORED, Examples
-from outliers.models.anatomy.stack_views import CROSS, stack_views
+from outliers.models.anatomy.stack_views import stack_views
 from outliers.models.load import load_model
 from outliers.models.names import POCKET
 from outliers.models.pocket.ladder import CONTEXT, LADDER, STEPS, VOCABULARY

@@ -10,14 +10,14 @@ from pydantic import Field
 from outliers.commands import Command
 from outliers.config.experiment import ON_TEXT, Experiment
 from outliers.config.fields import Features, Model, Name, Names, OneScheme, Skip
-from outliers.criterion import ALPHA, LOG_PERPLEXITY, STREAM
+from outliers.criterion import ALPHA, CROSS, LOG_PERPLEXITY, STREAM
 from outliers.errors import NoOutlier, UserError
 from outliers.metrics.records import Perplexity, Top1, TraceMetric
 from outliers.models.names import short_name
 from outliers.models.variant import AS_IT_IS, Variant
 from outliers.quantization.schemes import BASELINE, Scheme, get_scheme, scheme_fields
 from outliers.runs.rows import Row
-from outliers.runs.stages.trace import CROSS, ablated_in, counted, traced_attention, where
+from outliers.runs.stages.trace import ablated_in, counted, traced_attention, where
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, CellPlan, Stages
 from outliers.terminal.progress import with_bar

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
@@ -72,6 +72,9 @@ def _remedied(scheme: Scheme | str, written: str) -> Scheme | str:
 
 
 Attentions = Annotated[list[Annotated[str, AfterValidator(_attention)]], Split, Field(min_length=1), Unique]
+
+
+AnyExperiment = TypeVar("AnyExperiment", bound="Experiment")
 
 
 class Experiment(Checked):

@@ -6,18 +6,17 @@ import logging
 import posixpath
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import yaml
 
-from outliers.config.experiment import Experiment
+from outliers.config.experiment import AnyExperiment
 from outliers.config.fields import FieldError
 from outliers.errors import UserError, reason_of, shown, unknown_name
 from outliers.files import start_of
 from outliers.models.names import PACKAGED, not_here, packaged_file
 from outliers.terminal.amounts import size
 
-AnyExperiment = TypeVar("AnyExperiment", bound=Experiment)
 ENDINGS = (".yaml", ".yml")
 MOST_BYTES, MOST_VALUES = 1_000_000, 10_000  # of an experiment file
 ALIKE = 0.8  # similarity of difflib from which a name is a mistyped experiment, not a model

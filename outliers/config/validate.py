@@ -3,9 +3,8 @@
 import logging
 import re
 from collections.abc import Callable, Iterable
-from typing import TypeVar
 
-from outliers.config.experiment import Experiment
+from outliers.config.experiment import AnyExperiment, Experiment
 from outliers.errors import UserError, no_such_feature
 from outliers.models.config_file import WIDTH, check_weights, read_config_file
 from outliers.models.names import known_configs
@@ -14,7 +13,6 @@ from outliers.quantization.schemes import REMEDIES, SCHEMES, Scheme, get_scheme
 from outliers.text.documents import check_text
 from outliers.variants.term import PEER
 
-AnyExperiment = TypeVar("AnyExperiment", bound=Experiment)
 logger = logging.getLogger(__name__)
 
 

@@ -10,8 +10,8 @@ import pandas as pd
 from outliers.errors import UserError
 from outliers.runs.rows import read_rows
 from outliers.runs.run import records
+from outliers.subjects.row import MACHINE
 
-WHERE = ("device_name", "threads", "python", "torch", "triton", "bitsandbytes")
 # Fields that tell the values of a cell apart.
 WHICH = (
     *("metric", "stack", "subject", "method", "features", "draw", "feature", "layer", "role", "projection", "expert"),
@@ -23,7 +23,7 @@ WHICH = (
 # Versions, hashes and machine of a computation, and its time and memory.
 PROVENANCE = (
     *("weights_hash", "tokens_hash", "calibration_hash", "documents_hash", "ignored_tensors"),
-    *("code", "version", "commit", "transformers", "lm_eval", "task_version", *WHERE),
+    *("code", "version", "commit", "transformers", "lm_eval", "task_version", *MACHINE),
     *("wall_seconds", "peak_memory_bytes"),
 )
 RESULT = (

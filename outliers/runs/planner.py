@@ -23,6 +23,7 @@ from outliers.show.value import grouped
 from outliers.subjects.cell import Cell, CellPlan, NotMeasured, Subject, Task, following
 from outliers.subjects.model_cache import ModelCache, check_same_weights, naming
 from outliers.subjects.provenance import code_hash, environment, joined_provenance, measuring
+from outliers.subjects.row import MACHINE
 from outliers.terminal.forecaster import FIXED, Steps
 from outliers.terminal.interrupt import asked_to_stop, stop_if_asked
 from outliers.terminal.progress import Progress
@@ -40,7 +41,7 @@ SECONDS_BETWEEN_SAVES = 30  # of a trace
 NAMED = 12  # cells that the name of a task lists; more are counted
 FINE = "the unquantized model is fine: the {} breaks it"
 # Of the fields of `environment`, the code is provenance of every row, the machine that of timed rows.
-CODE, MACHINE = "code", ("device_name", "threads", "python", "torch", "triton", "bitsandbytes")
+CODE = "code"
 
 
 class Planner:

@@ -13,6 +13,8 @@ from matplotlib.image import AxesImage
 from outliers.show.axes import log_ticks, places_with_room
 from outliers.show.style import Panels, color_of
 
+FAINTEST = 0.01  # share of the values that have the darkest colour, or lie below a logarithmic axis
+HIGHEST = 40  # inches, of a figure of many maps
 MOST_COLUMNS = 1024  # of a map; where there are more, neighbours share a column that shows their largest value
 DIGIT = 0.85  # width of one digit of a column's number, some room included, as a share of the font size
 

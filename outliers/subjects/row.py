@@ -14,6 +14,7 @@ CANNOT_KEEP = "a row cannot be kept: "
 ROW_PARTS = ("request", "provenance", "values", "run")
 EARLIER = {"asked": "request", "facts": "provenance", "values": "values", "made": "run"}  # of rows of version 0.2.0
 LISTS = (list, tuple)
+MACHINE = ("device_name", "threads", "python", "torch", "triton", "bitsandbytes")  # where a row was measured
 LARGEST_INTEGER = 2**63  # whole numbers below, as in Parquet
 POSITIVE = ("perplexity", "damage.perplexity")  # metrics whose values are drawn on logarithmic axes, or divided by
 

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import torch
 
-from outliers.criterion import CROSS, OF_EVERY_STACK
+from outliers.criterion import CROSS_ROLES, OF_EVERY_STACK
 
-KEYED = (*OF_EVERY_STACK, *CROSS)  # indices in this tuple are part of the keys of saved traces
+KEYED = (*OF_EVERY_STACK, *CROSS_ROLES)  # indices in this tuple are part of the keys of saved traces
 RELATIVE_ERROR = 0.01
 _GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 _OFFSET = 6000  # the smallest float32 number is in bucket 6000 - 5166

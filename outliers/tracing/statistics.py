@@ -5,12 +5,12 @@ from collections.abc import Iterable
 import torch
 from outlier_kernels import states
 
-from outliers.criterion import CROSS, PAPER, STREAM
+from outliers.criterion import CROSS_ROLES, PAPER, STREAM
 from outliers.tracing.tokens import EXTREMES, MOST_POSITIONS, WINDOW
 
 ON_STREAM = (*STREAM, "cross_kv")  # cross_kv is on the residual stream of another stack
 # Roles with quartiles of each feature; not ffn_out, because too many feed-forward units have hits.
-SKETCHED = (*PAPER, *CROSS)
+SKETCHED = (*PAPER, *CROSS_ROLES)
 # The dimension of positions, for statistics by position up to the end of the longest sequence.
 BY_POSITION = {"magnitude": 0, "massive_positions": 0, "sequences": 0, "sinks": 1}
 

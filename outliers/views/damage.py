@@ -17,7 +17,7 @@ from outliers.show.axes import places_with_room
 from outliers.show.claims import NEXT, Claim, say
 from outliers.show.explorer import Explorer, map_of, of_tables
 from outliers.show.legends import SCATTER, explained, legend
-from outliers.show.maps import Scale, map_on, maps_by_layer
+from outliers.show.maps import FAINTEST, HIGHEST, Scale, map_on, maps_by_layer
 from outliers.show.section import FINDINGS, Context, Drawing, Finding, Section, printed
 from outliers.show.style import HEAT, Panels, brief, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import Table, scatter_note, scattered
@@ -29,7 +29,6 @@ from outliers.views.experts import expert_map
 ByVariant = Mapping[str, "Damages"]
 
 ACROSS = {"db": "over all tokens", "by_token_db": "mean over tokens"}  # column of errors: its title
-FAINTEST = 0.01  # share of the errors that have the darkest colour
 # Bars of a role or layer: label in the legend, colour, hatch (which distinguishes them in grey).
 BARS = {
     "only": ("added by quantizing it alone", "blue", ""),
@@ -38,7 +37,6 @@ BARS = {
 WIDTH = 0.4  # width of a bar
 WIDTHS = {"role": 1, "layer": 2.6, "stack": 0.6}  # relative width of a panel of bars
 PLACE_LABELS = {"role": 8, "layer": 16, "stack": 8}  # labels that fit below a panel
-HIGHEST = 40  # inches, of a figure with many schemes
 
 
 @figure_function

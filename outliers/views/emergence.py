@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from scipy.optimize import curve_fit
 
-from outliers.criterion import ALPHA
+from outliers.criterion import ALPHA, CROSS
 from outliers.models.names import distinct_names, short_name
 from outliers.published.numbers import TABLE4_COLUMNS, published_models
 from outliers.show.axes import count_label, parameters_axis, perplexity_axis, threshold
@@ -26,7 +26,7 @@ from outliers.show.words import amount, count
 AFFECTED = {"layers": ("layers", "blue", "-", "full"), "positions": ("sequence positions", "vermilion", "--", "none")}
 ABOUT = ("parameters", "architecture", "checkpoint", "alpha", "same_weights_as", "tokens_hash")  # fields of rows
 SCATTERED = {"perplexity": "value", BITS: BITS}  # column with an error over the text, if rows know it: its field
-WHOLE, CROSS = "whole_model", "cross"  # a column shared by a model's stacks; the view that is not a stack
+WHOLE = "whole_model"  # a column shared by a model's stacks
 NONE = "hollow: no outlier feature,\nthe one that comes nearest"
 
 

@@ -10,13 +10,12 @@ from matplotlib.colors import Normalize
 
 from outliers.quantization.schemes import BASELINE
 from outliers.show.claims import NEXT, Claim, say
-from outliers.show.maps import Scale, maps_by_layer
+from outliers.show.maps import HIGHEST, Scale, maps_by_layer
 from outliers.show.section import Drawing, Finding, Section, subject_of
 from outliers.show.style import Panels, brief, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell
 from outliers.show.value import exact, value_of
 
-HIGHEST = 40  # inches, of a figure of many maps
 SHOWN = 20  # experts in a table: those that cost most, and as many of those that cost least
 
 

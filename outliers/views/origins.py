@@ -49,7 +49,7 @@ AT = {"mean": ("value", "mean after the first position"), "first": ("first", "fi
 BARS = {"embedding": ("grey", "", 0.3), "attention": ("orange", "//", -0.2), "feed-forward": ("blue", "", 0.2)}
 BEFORE = -1  # the layer number of what comes before all layers
 GATES = {"attn_in": "attention", "ffn_in": "feed-forward"}  # roles whose input a norm makes, each a row of the band
-FAINTEST, BRIGHTEST = 1 / 16, 4  # ends of the band's scale, in multiples of the median gain
+FAINTEST_GAIN, BRIGHTEST_GAIN = 1 / 16, 4  # ends of the band's scale, in multiples of the median gain
 NAMED = 2  # of a panel's largest parts, those with a single writer of share SHARE are labelled with it
 WORTH_A_NAME = 0.25  # of the largest state, what a part must write to be labelled
 PAD, FAR, STEP = 2, 14, 1.5  # points: padding of a label, largest gap to its bar, step between places tried
@@ -87,7 +87,7 @@ def life_line(
     features = chosen("feature", None if feature is None else str(feature), by_feature, ax)
     places = chosen("at", at, AT, ax)
     panels = panels_of(ax, len(features), len(places), (0.4 + 3.5 * len(places), 0.5 + 2.9 * len(features)))
-    norm = LogNorm(FAINTEST, BRIGHTEST, clip=True)
+    norm = LogNorm(FAINTEST_GAIN, BRIGHTEST_GAIN, clip=True)
     bands = []
     for line, name in zip(panels, features, strict=True):
         for axes, place in zip(line, places, strict=True):
@@ -253,7 +253,7 @@ def _band(axes: Axes, rows: pd.DataFrame, norm: LogNorm, readers: list[Place]) -
     band = axes.inset_axes(BAND, sharex=axes)
     style = {"aspect": "auto", "interpolation": "nearest", "cmap": colormaps[SEQUENTIAL], "norm": norm}
     limits = axes.get_xlim()
-    band.imshow(gains.clip(FAINTEST), extent=(-0.5, gains.shape[1] - 0.5, len(reads) - 0.5, -0.5), **style)
+    band.imshow(gains.clip(FAINTEST_GAIN), extent=(-0.5, gains.shape[1] - 0.5, len(reads) - 0.5, -0.5), **style)
     band.set_xlim(limits)
     for row, role in enumerate(reads):
         there = [place.written for place in readers if set(place.parts) <= set(ROLES[role])]

@@ -34,7 +34,7 @@ from outliers.show.axes import log_axis, threshold
 from outliers.show.claims import Claim, say
 from outliers.show.explorer import CELLS, Explorer, map_of, of_tables
 from outliers.show.legends import legend
-from outliers.show.maps import Scale, map_on, number_above
+from outliers.show.maps import FAINTEST, Scale, map_on, number_above
 from outliers.show.section import Context, Drawing, Failures, Finding, Section, by_stack, failures
 from outliers.show.style import GREY, HEAT, SEQUENTIAL, Panels, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, wrapped
@@ -63,7 +63,6 @@ READERS = {
 HEADS = "feature of the concatenated heads"
 FEATURE_AXIS = {"attn_out": HEADS, "cross_out": HEADS, "ffn_out": "feed-forward unit"}  # others: "feature"
 MAPPED = 0.998  # share of the values that a clipped scale distinguishes
-FAINTEST = 0.01  # share of the values with the darkest colour, or below a logarithmic axis
 COLORS = 1024
 STEP = (0.5, 0.75)  # shade just below the threshold, and at it
 LINES = 4

@@ -5,11 +5,10 @@ from typing import NamedTuple
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from outliers.criterion import CROSS
 from outliers.errors import UserError
 from outliers.models.anatomy import ids_of, layers_of, stacks_of
 from outliers.models.anatomy.examples import Block
-
-CROSS = "cross"
 
 
 class StackView(NamedTuple):

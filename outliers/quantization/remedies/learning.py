@@ -9,6 +9,7 @@ from outlier_kernels.formats import Quantizer
 from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig, PreTrainedModel
 
+from outliers.criterion import STREAM
 from outliers.errors import UserError
 from outliers.models.anatomy import family_of, head_size, layers_of, projections
 from outliers.models.anatomy.row import config_of_stack
@@ -21,7 +22,7 @@ from outliers.quantization.remedies.rotation import SEED
 from outliers.quantization.schemes import Scheme
 from outliers.terminal.progress import over
 
-STREAM, HEADS = ("attn_in", "ffn_in"), "attn_out"  # roles that R1 and R2 rotate
+HEADS = "attn_out"  # the role that R2 rotates, as R1 does those of the stream
 ANGLE = 0.5  # the Frobenius norm of the first step's skew matrix; steps get smaller to 0 linearly
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from outliers.criterion import CROSS
 from outliers.metrics.records import Perplexity, Top1, TraceMetric
 from outliers.runs.rows import Row
 from outliers.subjects.causal import Causal
@@ -10,7 +11,6 @@ from outliers.variants.ablated import WHERE, Ablated, Intervention
 from outliers.variants.quantized import EXACT
 
 PASSES = 4  # passes over the blocks, two of them for the attention
-CROSS = "cross"  # view of an encoder-decoder: the encoder's states in cross-attention
 
 
 def trace_stages(subject: Causal, metric: TraceMetric) -> Stages:
