@@ -34,7 +34,7 @@ from outliers.metrics.perplexity import perplexities, perplexity
 from outliers.models.anatomy import anatomy_of, decoder_layers, experts_of, layers_of, projections
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
-from outliers.models.stored.tensors import Lazy, WeightFile
+from outliers.models.stored.tensors import Lazy
 from outliers.models.stream import WatchedVariant, give_memory_back, stream_model
 from outliers.quantization.schemes import TABLE1, get_scheme
 from outliers.subjects.causal import Causal
@@ -62,15 +62,10 @@ def saved(tmp_path) -> str:
 
 
 @pytest.fixture
-def pieces(monkeypatch) -> list[int]:
+def pieces(calls_of) -> list[int]:
     """Bytes of each piece that is read of a file of weights."""
-    sizes, plain = [], WeightFile.read
-
-    def read(file: WeightFile, start: int, end: int) -> torch.Tensor:
-        sizes.append(end - start)
-        return plain(file, start, end)
-
-    monkeypatch.setattr(WeightFile, "read", read)
+    sizes = []
+    calls_of("outliers.models.stored.tensors.WeightFile.read", lambda calls: sizes.append(calls[-1][2] - calls[-1][1]))
     return sizes
 
 
