@@ -233,7 +233,10 @@ MUTATIONS = {
         ("self.first", "self.first + 1"),
     ],
     "outliers/quantization/caches.py": [("flatten(-2).sqrt()", "flatten(-2)")],
-    "outliers/variants/cached.py": [("range(layer + 1, count)", "range(layer, count)")],
+    "outliers/variants/cached.py": [
+        ("range(layer + 1, count)", "range(layer, count)"),
+        ("format and replace(format", "format or replace(format"),
+    ],
     "kernels/outlier_kernels/reference_systems.py": [("round_().clamp_(max=STEPS)", "round_()")],
     "outliers/metrics/memory.py": [
         ("tensor.numel() + 4 * scales", "tensor.numel()"),

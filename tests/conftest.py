@@ -446,3 +446,11 @@ def browser():
 def _quick(monkeypatch) -> None:
     """Let a test that asks for all that a command prints not depend on how busy the machine is."""
     monkeypatch.setattr("outliers.terminal.progress.SHORT", float("inf"))
+
+
+@pytest.fixture(autouse=True)
+def _close_figures() -> Iterator[None]:
+    """Forget the figures of a test: pyplot, once something has imported it, keeps them and warns of twenty."""
+    yield
+    if pyplot := sys.modules.get("matplotlib.pyplot"):
+        pyplot.close("all")

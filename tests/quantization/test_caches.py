@@ -286,6 +286,13 @@ def test_malformed_writings_are_refused(written, message):
         outliers.variant(written)
 
 
+def test_places_of_a_cache_are_the_formats_that_name_them():
+    cached, model, read = outliers.variant("keys=int2"), make_model("llama"), Formats.read
+    of_layers = [read(f"keys=int2/layers={layer}") for layer in (0, 1)]
+    assert cached.places(model, "layer") == {0: tuple(of_layers), 1: tuple(of_layers[::-1])}
+    assert cached.places(model, "head")["layers.1.heads.0"] == (read("keys=int2/layers=1/heads=0"), None)
+
+
 def test_damage_by_place_is_that_of_the_variants_that_name_it(blocks):
     """Keys, values, layers and heads of a cache, each alone, and all but each but for heads."""
     model = make_model("llama")
