@@ -102,6 +102,7 @@ def _cache_key(name: str, model: PreTrainedModel) -> tuple[str, str, str, tuple]
 
 
 @functools.lru_cache(maxsize=1)
+@torch.inference_mode(False)  # in which a run asks first; later callers may quantize a copy outside of it
 def _loaded(name: str, dtype: str, device: str, _states: tuple) -> PreTrainedModel:
     if not (int8_file := _int8_file(name)):
         return load_model(name, dtype, device)

@@ -247,6 +247,9 @@ def test_a_sweep_says_what_a_folder_of_codes_is_for(own, monkeypatch, capsys, tm
 
 
 def test_another_model_under_a_scheme(broken, model, blocks):
+    """Also where a run, which is in inference mode, was the first to load it."""
+    with torch.inference_mode(), variant(f"against({broken})").on(model):
+        pass
     with variant(f"against({broken})+absmax").on(model) as changed:
         found = outliers.perplexity(changed, blocks)
     assert found == outliers.perplexity(quantize(outliers.load_model(broken), "absmax"), blocks)
