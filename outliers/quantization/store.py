@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError, reason_of
 from outliers.files import writing
@@ -43,7 +43,8 @@ def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
         folder: created if it does not exist.
 
     Raises:
-        UserError: the model's weights are not kept as int8 codes, or the folder cannot be written.
+        UserError: the model's weights are not kept as int8 codes, it has not the tensors of its configuration (it was
+            pruned), or the folder cannot be written.
 
     Example:
         >>> outliers.save_quantized(outliers.quantize(model, "llm.int8", keep="int8"), "int8")
@@ -67,13 +68,22 @@ def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
             tensors[name] = tensor.contiguous()
         elif name not in parameters:  # learned transforms that several layers share
             shared[name] = first
+    config = copy.copy(model.config)
+    vars(config).pop("quantization_config", None)  # of `outliers.OutliersConfig`, which describes another file
+    scheme = max(schemes, key=lambda scheme: len(schemes[scheme]))
+    others = {other: paths for other, paths in schemes.items() if other != scheme}
+    expected = _without_values(config, scheme, exact, others).state_dict()
+    for name, tensor in tensors.items():
+        if name not in expected or expected[name].shape != tensor.shape:
+            made = f"one of {tuple(expected[name].shape)}" if name in expected else "no such tensor"
+            raise UserError(
+                f"the model has '{name}' of {tuple(tensor.shape)}, and its configuration makes {made}: the file could "
+                "not be loaded; expected a model as its configuration describes it"
+            )
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        config = copy.copy(model.config)
-        vars(config).pop("quantization_config", None)  # of `outliers.OutliersConfig`, which describes another file
         config.save_pretrained(folder)
-        scheme = max(schemes, key=lambda scheme: len(schemes[scheme]))
-        instead = {write_scheme(other): paths for other, paths in schemes.items() if other != scheme}
+        instead = {write_scheme(other): paths for other, paths in others.items()}
         lists = {"skip": exact, "shared": shared} | ({"instead": instead} if instead else {})
         metadata = {"scheme": write_scheme(scheme)} | {name: json.dumps(value) for name, value in lists.items()}
         save_file(tensors, folder / INT8, metadata)
@@ -112,15 +122,22 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
     config = config_of(source, name, any_kind=True)
     check_weights(config.to_dict(), name, [path])
     with refusals(name):
-        exact = skeleton(config, config.dtype, buffers=True)
-        anything = neutral(exact, scheme)  # any values will do: the saved ones replace what is fitted to them
-        model = quantize(exact, scheme, keep="int8", skip=skip, calibration=anything, instead=instead)
+        model = _without_values(config, scheme, skip, instead)
         # An alias is read from the model, once the tensor that it shares is there.
         tensors |= {
             alias: first._replace(read=partial(tensor_of, model, first.name)) for alias, first in firsts.items()
         }
         _check(tensors, model, name)
         return fill(model, tensors, set(model.state_dict()) - set(tensors), name, device, cast=False)
+
+
+def _without_values(
+    config: PretrainedConfig, scheme: Scheme, skip: list[str], instead: dict[Scheme, list[str]]
+) -> PreTrainedModel:
+    """Return an int8 model without weights, as its configuration describes it."""
+    exact = skeleton(config, config.dtype, buffers=True)
+    anything = neutral(exact, scheme)  # any values will do: the saved ones replace what is fitted to them
+    return quantize(exact, scheme, keep="int8", skip=skip, calibration=anything, instead=instead)
 
 
 def _check(tensors: dict[str, Lazy], model: PreTrainedModel, name: str) -> None:

@@ -266,6 +266,16 @@ def test_int8_model_in_16_bits_and_elsewhere(blocks):
     assert all(p.module.codes.is_meta and p.module.codes.dtype == torch.int8 for p in projections(on_meta))
 
 
+def pruned():
+    """A model whose first feed-forward block has fewer units than its configuration says."""
+    model = make_model("llama")
+    block = model.model.layers[0].mlp
+    for projection in (block.gate_proj, block.up_proj):
+        projection.weight = nn.Parameter(projection.weight[:16])
+    block.down_proj.weight = nn.Parameter(block.down_proj.weight[:, :16])
+    return model
+
+
 def test_int8_mistakes(tmp_path, blocks):
     model = make_model("gpt2")
     small = quantize(model, "llm.int8", keep="int8")
@@ -274,6 +284,7 @@ def test_int8_mistakes(tmp_path, blocks):
         "'a8' quantizes no weights, whose codes could be kept": lambda: quantize(model, ACTIVATIONS_ALONE, "int8"),
         "unknown way to keep weights 'int4'": lambda: quantize(model, "absmax", keep="int4"),
         "does not keep int8 codes alone": lambda: save_quantized(quantize(model, "absmax"), tmp_path),
+        "its configuration makes one of": lambda: save_quantized(quantize(pruned(), "absmax", keep="int8"), tmp_path),
         "cannot read an int8 model from": lambda: load_quantized(tmp_path / "nothing"),
         "quantizes no projections; use load_model": lambda: load_int8("pocket/gpt2-0.1m", "fp32"),
         "unknown dtype 'int4'": lambda: load_int8("pocket/gpt2-0.1m", dtype="int4"),
