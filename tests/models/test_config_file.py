@@ -15,7 +15,7 @@ from outliers import UserError, load_int8, load_quantized, save_quantized
 from outliers.models import source
 from outliers.models.anatomy import part_config
 from outliers.models.config_file import check_fields, least_weights
-from outliers.models.load import find_config, load_config, load_model
+from outliers.models.load import find_config, load_config, load_model, load_tokenizer
 from outliers.models.names import POCKET, known_configs
 from outliers.models.skeleton import skeleton
 from outliers.models.source import ask_hub, find_model
@@ -203,6 +203,19 @@ def test_a_cache_that_cannot_be_entered(hub, monkeypatch, capsys, kind):
         assert code == 2
         assert err.startswith(f"error: the hub's cache '{hub}' cannot be entered (")
         assert err.count("\n") == 1
+
+
+def test_a_configuration_is_read_once_until_it_changes(folder, calls_of):
+    """By this project, and by transformers, for the configuration, the tokenizer and the model."""
+    reads = calls_of("outliers.models.config_file.start_of"), calls_of("transformers.PretrainedConfig._get_config_dict")
+    for load in (load_config, load_tokenizer, load_model, load_config):
+        load(str(folder))
+    assert list(map(len, reads)) == [1, 1]
+    load_config(str(folder)).n_layer = 0  # which changes no other's
+    change(folder, layer_norm_epsilon=0.125)
+    assert load_config(str(folder)).layer_norm_epsilon == 0.125
+    assert load_config(str(folder)).n_layer == 2
+    assert list(map(len, reads)) == [2, 2]
 
 
 def test_debug_shows_what_a_library_said(folder, monkeypatch, capsys):
