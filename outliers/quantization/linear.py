@@ -154,6 +154,7 @@ class QuantizedLinear(SchemeLinear):
         bias, arguments = self.projection.bias, scheme.kernel_arguments
         return dispatch.linear(hidden_states, operand.codes, bias, **arguments, exact=exact)
 
+    @torch.compiler.disable  # whether codes are those of the weight as it is, no graph can tell
     def _product(self, rows: torch.Tensor) -> torch.Tensor:
         return around(self.here, rows, self.projection, self._quantized)
 
