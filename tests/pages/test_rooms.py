@@ -62,7 +62,7 @@ def test_the_picture_has_every_room_and_hop():
 
 
 CALLS = """
-import json, os, runpy, sys
+import json, os, runpy, sys, threading
 root, out, *options = sys.argv[1:]
 places = tuple(os.path.join(root, room, "") for room in ("outliers", "kernels/outlier_kernels"))
 calls = {}
@@ -70,6 +70,7 @@ def see(frame, event, _):
     if event == "call" and frame.f_code.co_filename.startswith(places):
         calls[frame.f_code.co_filename[len(root) + 1:], frame.f_code.co_qualname] = None
 sys.argv = ["", *options, "--out", out]
+threading.setprofile(see)
 sys.setprofile(see)
 try:
     runpy.run_module("outliers.sweep", run_name="__main__", alter_sys=True)
