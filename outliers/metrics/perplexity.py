@@ -27,6 +27,7 @@ from outliers.terminal.progress import expect_passes, with_bar
 from outliers.text.blocks import COLUMN, cut_text, sequences
 from outliers.text.given import Text
 from outliers.variants.draw import value_over_draws
+from outliers.variants.written import variant
 
 LARGEST_LOSS = math.log(sys.float_info.max)  # nats: 709.8
 
@@ -92,7 +93,7 @@ def perplexity(
 def perplexities(
     model: PreTrainedModel,
     blocks: Iterable[Block],
-    variants: Sequence[Variant],
+    variants: Sequence[Variant | str],
     attention_mask: Iterable[torch.Tensor] | None = None,
     *,
     progress: bool | None = None,
@@ -101,18 +102,18 @@ def perplexities(
 
     Args:
         model, blocks, attention_mask: as for `perplexity`.
-        variants: changes of the model, see `outliers.variants`.
+        variants: changes of the model, or their names as for `outliers.variant`.
         progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
 
     Raises:
-        UserError: as `perplexity`.
+        UserError: as `perplexity` and `outliers.variant`.
 
     Example:
-        >>> schemes = [outliers.variant("fp32"), outliers.variant("absmax")]
-        >>> len(outliers.perplexities(model, blocks, schemes))
+        >>> len(outliers.perplexities(model, blocks, ["fp32", "absmax"]))
         2
     """
-    losses = variant_losses(model, sequences(blocks, attention_mask), variants)
+    changes = [variant(change) if isinstance(change, str) else change for change in variants]
+    losses = variant_losses(model, sequences(blocks, attention_mask), changes)
     return [perplexity_of(losses_under) for losses_under in losses]
 
 

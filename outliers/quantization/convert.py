@@ -340,7 +340,8 @@ def _on_the_same_storage(parameter: nn.Parameter) -> nn.Parameter:
     """Return a new parameter on the same storage; a normal one if accelerate emptied the parameter in inference
     mode."""
     emptied = parameter.is_meta and parameter.is_inference()
-    return nn.Parameter(torch.empty_like(parameter) if emptied else parameter.detach(), parameter.requires_grad)
+    learns = parameter.requires_grad and not parameter.is_inference()  # as torch allows
+    return nn.Parameter(torch.empty_like(parameter) if emptied else parameter.detach(), learns)
 
 
 def _bare(module: nn.Module, memo: dict) -> nn.Module:

@@ -21,7 +21,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from transformers import StaticCache
 from transformers.pytorch_utils import Conv1D
 
-from outliers import Sweep, UserError, load_text, perplexity, plant, quantize, sweep, trace
+from outliers import Sweep, UserError, load_text, perplexities, perplexity, plant, quantize, sweep, trace
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.quantization.int8 import Int8Linear
@@ -264,6 +264,13 @@ def test_int8_model_in_16_bits_and_elsewhere(blocks):
     assert half(blocks).logits.dtype == torch.bfloat16
     on_meta = quantize(make_model("gpt2").to("meta"), "llm.int8", keep="int8")
     assert all(p.module.codes.is_meta and p.module.codes.dtype == torch.int8 for p in projections(on_meta))
+
+
+def test_a_model_made_in_inference_mode_is_quantized_as_any_other(blocks):
+    with torch.inference_mode():
+        model = make_model("gpt2")
+    (named,) = perplexities(make_model("gpt2"), blocks, ["absmax"])
+    assert perplexity(quantize(model, "absmax"), blocks) == named
 
 
 def pruned():
