@@ -178,8 +178,8 @@ def variant_losses(
         expect_passes(len(variants) * (len(blocks) if isinstance(blocks, Sized) else 1))
         return [_losses_under(model, blocks, variant) for variant in variants]
     losses = [[] for _ in variants]
-    for variant, ids, states in model.stream.run(model, blocks, variants, lambda *_turn: None):
-        losses[variant].append(loss_of(model, ids, states))
+    for number, ids, states in model.stream.run(model, blocks, variants, lambda *_turn: None):
+        losses[number].append(loss_of(model, ids, states))
     return losses
 
 
