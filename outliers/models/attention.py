@@ -1,4 +1,4 @@
-"""The attention of a model: its function, its states, and an implementation whose probabilities come summed.
+"""The attention of a model: its function, its states, and an implementation that sums the probabilities.
 
 Fused kernels never compute the probabilities, and an architecture's own plain products compute all of them, (heads, T,
 T), and pass over them half a dozen times. `summed_attention` computes them for some queries at a time, while they fit a
@@ -30,12 +30,12 @@ from outliers.models.anatomy import Projection, anatomy_of, in_layer, layers_of,
 
 OURS = "outliers"  # the name of `attend` among the implementations of attention
 ROLE = "attention"  # the role of the operands of attention, beside those of projections
-QUERIES = 128  # at once, and the least number: products of fewer rows are summed in another order
+QUERIES = 128  # the least number computed at once; products of fewer rows are summed in another order
 MASK = {"use_cache", "position_ids", "sliding_window"}  # arguments without effect if there is a mask
 OF_ONE = {"mask_function": causal_mask_function, "batch_size": 1, "q_offset": 0, "kv_offset": 0, "attention_mask": None}
 
 States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # queries, keys and values, each (batch, heads, T, features)
-_plain: dict[int, ref] = {}  # by length: the mask that was last made, or found to be causal
+_plain: dict[int, ref] = {}  # by length: the last mask known to be causal
 
 
 class AttentionCall(NamedTuple):
@@ -146,7 +146,7 @@ def product_hooks(
 
 
 def attentions(model: PreTrainedModel) -> Iterator[Projection]:
-    """Yield the attention of each layer that has one; path: that of its products, which are no module of their own."""
+    """Yield the attention of each layer that has one; its path stands for the products, which are no module."""
     for layer in layers_of(model):
         if layer.anatomy.attention is None:
             continue
@@ -172,7 +172,7 @@ def check_attention(model: PreTrainedModel) -> None:
 
 @contextmanager
 def eager(model: PreTrainedModel, summed: bool = False) -> Iterator[None]:
-    """Let a model attend by plain products within this context, with masks for these.
+    """Let a model attend by plain products and their masks within this context.
 
     A custom attention function that was registered by a user may compute something else, and is kept.
 
@@ -187,8 +187,8 @@ def eager(model: PreTrainedModel, summed: bool = False) -> Iterator[None]:
         return
     upcast = getattr(model.config, "reorder_and_upcast_attn", False)  # GPT-2 does so only under the name "eager"
     owners = [model, *(stack_module(model, stack) for stack in stacks_of(model.config))]
-    of_modules = (attending_of(one.module).config for one in attentions(model) if hasattr(one.module, "config"))
-    configs = [*(owner.config for owner in owners), *of_modules]  # a copied layer has its own
+    module_configs = (attending_of(one.module).config for one in attentions(model) if hasattr(one.module, "config"))
+    configs = [*(owner.config for owner in owners), *module_configs]  # a copied layer has its own
     named = [config._attn_implementation for config in configs]
     for config in configs:  # `set_attn_implementation` fails for Falcon
         config._attn_implementation = OURS if summed and not upcast else "eager"
@@ -234,7 +234,7 @@ def summed_attention(
     outputs = torch.empty(1, length, heads, value.shape[-1])
     received = torch.zeros(1, heads, 1, length)
     starts = range(0, max(1, length - QUERIES + 1), QUERIES)
-    room = torch.zeros(1, heads, length - starts[-1], length)  # right of the keys so far there are zeros
+    room = torch.zeros(1, heads, length - starts[-1], length)  # zeros to the right of the visible keys
     for start, end in pairwise([*starts, length]):
         scores = torch.matmul(query[:, :, start:end], key[..., :end])
         if scaling != 1:
@@ -265,15 +265,15 @@ def causal_mask(**given) -> torch.Tensor | None:
 
 
 def _is_plain(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Return whether one sequence attends to itself under a causal mask, where `summed_attention` can compute it.
+    """Return whether `summed_attention` can compute an attention: one sequence attends to itself under a causal mask.
 
     That is on a GPU with a kernel for sums, or in float32 on a CPU with several heads: products of a single head are
     split among threads differently.
     """
     if mask is None or query.shape[0] > 1:
         return False
-    of_cpu = query.is_cpu and query.dtype == torch.float32 and query.shape[1] > 1
-    if not (dispatch.sums_attention(query, key) or of_cpu):
+    on_cpu = query.is_cpu and query.dtype == torch.float32 and query.shape[1] > 1
+    if not (dispatch.sums_attention(query, key) or on_cpu):
         return False
     length = query.shape[2]
     if key.shape[2] != length or mask.dtype != query.dtype or mask.shape != (1, 1, length, length):

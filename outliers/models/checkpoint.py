@@ -122,7 +122,7 @@ def read_checkpoint(source: Source, name: str, revision: str | None, model: PreT
 
 @contextmanager
 def readable(name: str) -> Iterator[None]:
-    """Convert what a damaged safetensors file of model `name` raises to one line."""
+    """Convert the errors of a damaged safetensors file of model `name` to one line."""
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
@@ -131,14 +131,14 @@ def readable(name: str) -> Iterator[None]:
 
 
 def _downloaded(source: Source, name: str) -> Path:
-    """Download what `weight_files` selects of a model, and return its folder in the hub's cache.
+    """Download the files of a model that `weight_files` selects, and return its folder in the hub's cache.
 
     As in transformers, the hub is asked for its own conversion of pickled weights.
     """
 
     def snapshot(*names: str) -> Path:
-        wanted = [glob.escape(name) for name in names]
-        keywords = {"allow_patterns": wanted, "local_files_only": source.local_files_only}
+        patterns = [glob.escape(name) for name in names]
+        keywords = {"allow_patterns": patterns, "local_files_only": source.local_files_only}
         with refusals(name, source):
             return Path(snapshot_download(source.path, revision=revision, **keywords))
 
@@ -160,8 +160,8 @@ def _downloaded(source: Source, name: str) -> Path:
 def _by_own_names(
     stored: dict[str, Lazy], name: str, model: PreTrainedModel, how: Mxfp4Config | None
 ) -> tuple[dict[str, Lazy], dict[str, str]]:
-    """Rename tensors by transformers' rules for the architecture and its storage format; also return unused keys, each
-    with its new name."""
+    """Rename tensors by transformers' rules for the architecture and its storage format; also return the unused keys,
+    with their new names."""
     with refusals(name):
         quantizer = how and AutoHfQuantizer.from_config(how, pre_quantized=True)
     steps = [*renamed_keys(model.config), *get_model_conversion_mapping(model, hf_quantizer=quantizer)]
@@ -183,23 +183,23 @@ def _by_own_names(
             tensors[tensor_name] = lazy
         else:
             parts[tensor_name].append((pattern, lazy))
-    skeleton, torn = quantizer and copy.deepcopy(model), []
-    for tensor_name, of_it in parts.items():
-        converter = converter_of[of_it[0][0]]
-        if lacking := _lacking(tensor_name, of_it, converter, len(model.get_parameter_or_buffer(tensor_name))):
-            tensors[tensor_name] = of_it[0][1]
-            torn += lacking
+    skeleton, lacking_parts = quantizer and copy.deepcopy(model), []
+    for tensor_name, pieces in parts.items():
+        converter = converter_of[pieces[0][0]]
+        if lacking := _lacking(tensor_name, pieces, converter, len(model.get_parameter_or_buffer(tensor_name))):
+            tensors[tensor_name] = pieces[0][1]
+            lacking_parts += lacking
         else:
-            tensors |= _joined(tensor_name, of_it, converter, model, skeleton, name)
+            tensors |= _joined(tensor_name, pieces, converter, model, skeleton, name)
     try:
-        check_complete(tensors, model, name, torn)
+        check_complete(tensors, model, name, lacking_parts)
     except UserError as error:
         raise _with_cause(error, ignored, model) from None
     return tensors, ignored
 
 
 def _with_cause(error: UserError, ignored: Iterable[str], model: PreTrainedModel) -> UserError:
-    """Add to an error on missing tensors why their names may differ."""
+    """Add to an error about missing tensors why their names may differ."""
     own = model.state_dict().keys()
     for part, wrapped in WRAPPED.items():
         if any(part in key and _unwrapped(key) in own for key in ignored):
@@ -219,10 +219,10 @@ def _unwrapped(key: str) -> str:
 def _lacking(
     tensor_name: str, parts: list[tuple[str, Lazy]], converter: WeightConverter, experts: int
 ) -> Collection[str]:
-    """Return the names of missing parts of a tensor, which may be one for each of so many experts."""
+    """Return the names of missing parts of a tensor, of which some formats store one for each expert."""
     names = {lazy.name: None for _, lazy in parts}
-    of_all = (EXPERT.sub(f".experts.{number}.", one) for one in names for number in range(experts))
-    if lacking := {one: None for one in of_all if one not in names}:
+    expected = (EXPERT.sub(f".experts.{number}.", one) for one in names for number in range(experts))
+    if lacking := {one: None for one in expected if one not in names}:
         return lacking
     alike = len(set(Counter(pattern for pattern, _ in parts).values())) == 1
     return () if alike and len({*dict(parts)}) == len(converter.source_patterns) else [f"a part of {tensor_name}"]
@@ -239,7 +239,7 @@ def _joined(
     """Return the tensors of a model that its files hold in parts, such as one for each expert, or codes and scales.
 
     parts: each with the pattern that identifies its kind. converter: transformers' rule that joins them. skeleton:
-    defines the dtype to dequantize to; None if nothing is dequantized.
+    the model that defines the dtype of dequantized weights; None if nothing is dequantized.
     """
     parts = sorted(parts, key=lambda part: dot_natural_key(part[1].name))
     patterns = {"source_patterns": converter.source_patterns, "target_patterns": converter.target_patterns}
@@ -280,7 +280,7 @@ def _joined(
 
 
 def _parts_of_expert(parts: list[tuple[str, Lazy]], number: int) -> Iterator[tuple[str, Lazy]]:
-    """Yield those of the parts, or pieces of them, that one expert has."""
+    """Yield the parts, or pieces of parts, that belong to one expert."""
     for pattern, lazy in parts:
         named = EXPERT.search(lazy.name)
         if not named:
@@ -311,7 +311,7 @@ def _misshapen(found: str, key: str, expected: torch.Size, name: str) -> UserErr
 
 
 def _misshapen_part(parts: list[tuple[str, Lazy]], expected: torch.Size, name: str) -> UserError:
-    """Return the error for parts that cannot be joined; it names one whose shape is not that of most of its kind."""
+    """Return the error for parts that cannot be joined, naming one whose shape differs from most of its kind."""
     usual = {
         pattern: Counter(one.shape for kind, one in parts if kind == pattern).most_common(1) for pattern, _ in parts
     }
@@ -322,13 +322,14 @@ def _misshapen_part(parts: list[tuple[str, Lazy]], expected: torch.Size, name: s
 
 
 def check_complete(stored: Iterable[str], model: PreTrainedModel, name: str, torn: Iterable[str] = ()) -> None:
-    """Raise UserError if tensors of a model are missing, or torn.
+    """Raise UserError if tensors of a model, or parts of them, are missing.
 
-    Of tied tensors one is enough, and none is needed that the architecture computes itself, such as Marian's positions.
+    Of tied tensors one is enough, and tensors that the architecture computes, such as Marian's positions, may be
+    absent.
     """
     tied, computed = model.all_tied_weights_keys, model._keys_to_ignore_on_load_missing or ()
-    there = {tied.get(tensor_name, tensor_name) for tensor_name in stored}
-    missing = [tensor_name for tensor_name in model.state_dict() if tied.get(tensor_name, tensor_name) not in there]
+    present = {tied.get(tensor_name, tensor_name) for tensor_name in stored}
+    missing = [tensor_name for tensor_name in model.state_dict() if tied.get(tensor_name, tensor_name) not in present]
     missing = [tensor_name for tensor_name in missing if not any(re.search(one, tensor_name) for one in computed)]
     if missing := [*missing, *torn]:
         raise UserError(f"the checkpoint of '{name}' lacks {len(missing)} tensors ({first_of(missing)})")

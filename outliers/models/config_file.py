@@ -1,6 +1,6 @@
 """The plain JSON of `config.json`: impossible sizes are refused before anything is imported or built.
 
-A file that passes may still describe no model; then transformers reports that, from an object without weights.
+A file that passes may still describe no model; transformers then reports that.
 """
 
 import functools
@@ -82,13 +82,13 @@ DEQUANTIZED: dict[str, dict[str, tuple]] = {
         "transform_config.config_groups.*.apply.*.location": ("weight_input", "weight_output"),  # others act on inputs
     },
 }
-# Fields of them that have fields of their own.
+# Fields of `quantization_config` that are objects.
 OBJECTS = (
     *("dynamic", "dynamic.*", "extra_config", "extra_config.*", "quant_config", "quant_config.weight_quant_params"),
     *("config_groups", "config_groups.*", "config_groups.*.weights"),
 )
 LEAST_BYTES = 0.125  # least size of a weight in any supported format
-LIGHT = 1 << 26  # bytes of weights that are read to find out what is wrong
+LIGHT = 1 << 26  # bytes of weights that may be read anyway, for a precise error
 
 LAYERS = (
     *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"),
@@ -127,7 +127,7 @@ LIMITS = {
     ("num_labels",): (0, 1 << 15),
     NORM_EPSILONS: (0, 1),
 }
-# Model types that store something for each position; the others compute it from the position.
+# Largest numbers of positions of model types that store an entry for each; other types compute positions.
 MOST_POSITIONS = {"gpt_neo": 1 << 13, "gptj": 1 << 15, "xglm": 1 << 15, "gpt2": 1 << 16, "opt": 1 << 16, "mpt": 1 << 16}
 
 
@@ -155,9 +155,9 @@ def _first(fields: dict, names: Iterable[str], default=None):
 
 
 def read_config_file(file: Path) -> dict:
-    """Return the fields of a `config.json`, which every caller shares; raise UserError if it is invalid.
+    """Return the fields of a `config.json`; raise UserError if it is invalid.
 
-    A file is read once in each of its states.
+    The fields are cached while the file is unchanged, and shared by all callers.
     """
     return _read_config_file(file, state_of(file))
 
@@ -297,8 +297,8 @@ def least_weights(fields: dict) -> int:
     """Return a lower bound of a model's number of weights: embeddings, two products of attention and two of the
     feed-forward part.
 
-    Fields that are missing count nothing, nor does what only some architectures have. Of an encoder-decoder only one
-    part counts.
+    Missing fields count nothing, nor do parts that only some architectures have. Of an encoder-decoder only one part
+    counts.
     """
     if parts := [part for name in WEIGHED if isinstance(part := fields.get(name), dict)]:
         return sum(map(least_weights, parts))

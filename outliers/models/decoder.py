@@ -45,7 +45,7 @@ AT_ONCE = 2  # blocks that pass together on a CPU: while one is between two prod
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Turn off what a model does only in training, such as dropout, and call its experts by their projections.
+    """Turn off training behaviour of a model, such as dropout, and call its experts by their projections.
 
     Each module gets its own mode back when the last use of the model ends, in whatever thread.
     """
@@ -128,7 +128,7 @@ def map_blocks(
                 yield pending.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
-            torch.set_num_threads(threads)  # for later threads, whose default the pool has changed
+            torch.set_num_threads(threads)  # the pool changed the default of later threads
     if left:
         yield see(*last)
 
@@ -223,7 +223,7 @@ def _run_from(
     others: Mapping[int, nn.Module],
     further: Iterable[int] = (),
 ) -> tuple[torch.Tensor, dict[int, object]]:
-    """Return the last hidden states (T, features) of a block, and outputs of some layers.
+    """Return the last hidden states (T, features) of a block, and the outputs of some layers by number.
 
     The outputs are those of the last layer before `first` in each stack, and of the layers in `further`. known: see
     `run_from`. others: replacements of layers, by number.

@@ -75,10 +75,10 @@ class Head:
         """Return whether a few rows of the output embedding give the logits of their tokens; tried with two rows."""
         if self.embedding not in _splits:
             try:
-                two = type(self.embedding).forward is nn.Linear.forward and self._forward(slice(0, 2)).shape[-1] == 2
+                splits = type(self.embedding).forward is nn.Linear.forward and self._forward(slice(0, 2)).shape[-1] == 2
             except (RuntimeError, ValueError, IndexError):  # the head uses the vocabulary as a whole
-                two = False
-            _splits[self.embedding] = two
+                splits = False
+            _splits[self.embedding] = splits
         return _splits[self.embedding]
 
     def _forward(self, part: slice) -> torch.Tensor:

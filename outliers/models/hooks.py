@@ -36,7 +36,7 @@ Hook = TypeVar("Hook", bound=Callable)
 STATES = (*ROLES, RESIDUAL)
 MASKS = ("attention_mask", "mask")  # names of the mask among the arguments of attention modules
 
-# The attributes of a module in which torch keeps its hooks: those that a replacement layer can call as well,
+# Attributes in which torch keeps the hooks of a module: hooks that a replacement layer can call too.
 FORWARD_HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
@@ -44,7 +44,7 @@ FORWARD_HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )
-# and those that see gradients, or the tensors of its state by name.
+# Hooks that a replacement cannot call: they see gradients, or tensors of the state by name.
 OTHER_HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
@@ -121,10 +121,10 @@ def hooks(
     streams = [layer for layer, role in states if role == RESIDUAL]
     layers = sorted({layer for layer, _role in states})
     if not set(layers) <= set(numbers) or not (projections or streams):
-        there = ", ".join([*dict.fromkeys(reader.place[1] for reader in state_readers(model)), RESIDUAL])
+        known_roles = ", ".join([*dict.fromkeys(reader.place[1] for reader in state_readers(model)), RESIDUAL])
         raise UserError(
             f"no hidden states of role {' or '.join(roles)} in layers {shown(layers)}; this model has the layers 0 to "
-            f"{numbers[-1]}, and the roles {there}"
+            f"{numbers[-1]}, and the roles {known_roles}"
         )
 
     def see(layer: int, role: str, x: torch.Tensor) -> torch.Tensor | None:
@@ -142,7 +142,8 @@ def hooks(
 
 
 def _states(roles: Iterable[str], layers: Iterable[int]) -> list[LayerState]:
-    """Return the hidden states of roles in layers without duplicates; a TransformerLens name stands for one of them."""
+    """Return the hidden states of roles in layers, without duplicates; a TransformerLens name stands for one of
+    them."""
     layers, states = list(layers), {}
     for role in roles:
         state = of_transformerlens(role)
@@ -181,11 +182,11 @@ def _entries(x: torch.Tensor) -> tuple:
 
 
 class _Shared:
-    """A visit of the inputs of projections that is called once for those that read one hidden state, in any shape."""
+    """A visit that is called once for all projections that read one hidden state, in any shape."""
 
     def __init__(self, visit: Visit):
         self.visit = visit
-        self.seen: dict[tuple[int, str], tuple] = {}  # by place in the layer: the last input, and its replacement
+        self.seen: dict[tuple[int, str], tuple] = {}  # by layer and role: the last input and its replacement
 
     def __call__(self, projection: Projection, x: torch.Tensor) -> torch.Tensor | None:
         place = projection.place
@@ -195,8 +196,8 @@ class _Shared:
         if not _is_same(x, before):
             # OPT flattens sequences and positions itself
             changed = self.visit(*place, x.flatten(0, -2))
-            here = {other: states for other, states in self.seen.items() if other[0] == place[0]}
-            self.seen = here | {place: (x, changed)}
+            same_layer = {other: states for other, states in self.seen.items() if other[0] == place[0]}
+            self.seen = same_layer | {place: (x, changed)}
         return changed
 
 
@@ -228,8 +229,7 @@ def output_hooks(readers: Iterable[tuple[Projection, torch.Tensor]], visit: Visi
 
 
 class _Outputs:
-    """A hook that computes each output of a projection from its own input: the changed one for some, x for the
-    others."""
+    """A hook that computes some outputs of a projection from a changed input, and the others from the given one."""
 
     def __init__(self):
         self.changes: list[tuple[torch.Tensor, Callable]] = []
@@ -279,7 +279,7 @@ def residual_hooks(
                 streams = state.unflatten(-1, (-1, layer.anatomy.width)).flatten(2, -2)
                 stream = streams.mean(2)
             else:
-                stream = state[0] if state.ndim == 4 else state  # the one of Gemma 3n's that branches read
+                stream = state[0] if state.ndim == 4 else state  # of Gemma 3n's streams, the one that branches read
             changed = visit(layer.number, stream.flatten(0, -2))
             if changed is None:
                 return None
@@ -405,14 +405,14 @@ def attention_hooks(
 
 
 class _Masks:
-    """The masks with which attention is called, and which keys they let queries see."""
+    """The masks of attention calls, and the keys that they let queries see."""
 
     def __init__(self, cross: bool):
         self.cross, self.mask = cross, None
         self.known: tuple = (None, None)  # the last mask, which layers share, and the keys that it shows
 
     def note(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        """Keep the mask of a call."""
+        """Record the mask of a call."""
         given = inspect.signature(module.forward).bind(*args, **kwargs).arguments | kwargs
         masks = (mask for name in MASKS for mask in tree_leaves(given.get(name)))  # some models give several by name
         self.mask = next((mask for mask in masks if isinstance(mask, torch.Tensor) and mask.ndim == 4), None)
@@ -432,10 +432,10 @@ class _Masks:
                 "key for each: this model makes keys of several positions too; look at it with attention=False"
             )
         if mask is not self.known[0]:
-            of_all = mask[0, 0, :, :keys]
+            first = mask[0, 0, :, :keys]  # of the heads
             # The first position sees itself, which shows how boolean masks code visibility: as False in MPT.
-            by_kind = of_all == of_all[0, 0] if of_all.dtype == torch.bool else of_all > torch.finfo(mask.dtype).min / 2
-            self.known = mask, by_kind.expand(max(queries, len(of_all)), keys)
+            seen = first == first[0, 0] if first.dtype == torch.bool else first > torch.finfo(mask.dtype).min / 2
+            self.known = mask, seen.expand(max(queries, len(first)), keys)
         visible = self.known[1]
         if anatomy.window is None:
             return visible

@@ -27,7 +27,7 @@ from outliers.errors import UserError
 try:
     from transformers.integrations.gguf.reader import _read_metadata, _read_tensor_table
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
-except ImportError:  # its place in other versions of transformers
+except ImportError:  # other versions of transformers have no such module
 
     def _read_metadata(*_):
         raise UserError("this transformers reads GGUF files in another way; expected 5.23, see constraints.txt")
@@ -65,7 +65,7 @@ def compute_buffers(model: PreTrainedModel) -> None:
 
 
 def _initialize(model: PreTrainedModel, path: str) -> None:
-    """Initialize a module by the innermost model that contains it, which knows its sizes."""
+    """Initialize a module by the innermost model that contains it, which knows the module's sizes."""
     around = map(model.get_submodule, accumulate(path.split("."), "{}.{}".format))
     owner = [one for one in (model, *around) if isinstance(one, PreTrainedModel)][-1]
     owner._init_weights(model.get_submodule(path))

@@ -41,8 +41,8 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 MANY = 8  # number of ignored tensors that a message names
 LARGEST_SIDE = 1 << 13  # pixels, of the output of an image processor
 HASHING = 4  # threads that hash weights
-# Settings that are ours and never a file's: transformers' own attention and product of experts (a file may name code on
-# the hub), and the outputs of a model.
+# Settings that never come from a file: transformers' own attention and experts, because a file may name code on the
+# hub, and the outputs of a model.
 OURS = {
     "_attn_implementation": None,
     "_experts_implementation": None,
@@ -102,7 +102,7 @@ def config_of(source: Source, name: str, any_kind: bool = False) -> PretrainedCo
 
 @functools.lru_cache(maxsize=8)
 def _parsed_config(source: Source, _state: tuple | None) -> PretrainedConfig:
-    """Return what transformers makes of a model's `config.json` in one of its states."""
+    """Return the configuration that transformers makes of a model's `config.json`, cached until the file changes."""
     return AutoConfig.from_pretrained(source.path, **_keywords(source))
 
 
@@ -261,7 +261,7 @@ def fill(
     device: str | torch.device,
     cast: bool = True,
 ) -> PreTrainedModel:
-    """Load tensors into a model without values, tie what is tied, and compute what no file holds.
+    """Load tensors into a model without values, tie weights, and compute values that no file holds.
 
     tensors: by the model's own names, checked against the model. absent: names that are in no file. cast: whether to
     cast to the model's dtype.
@@ -321,14 +321,13 @@ def tensor_of(model: PreTrainedModel, tensor_name: str) -> torch.Tensor:
 
 
 def first_names(names: list[str]) -> list[str]:
-    """Return the first of many names of tensors, and their number."""
+    """Return the first names of tensors, followed by the number of all if there are more."""
     names_shown = [printable(name) for name in names[:MANY]]
     return names_shown if len(names) <= MANY else [*names_shown, f"… {len(names)} in all"]
 
 
 def device_map(skeleton: PreTrainedModel, name: str) -> dict[str, int | str]:
-    """Return the device of each module by path, "" for the whole model, as accelerate distributes layers evenly over
-    GPUs.
+    """Return the device of each module by path, "" for the whole model, distributing layers evenly over GPUs.
 
     Devices are numbers of GPUs, or "cpu" without a GPU. Each layer is placed as a whole. skeleton: the model without
     weights.
@@ -394,9 +393,9 @@ def weights_hash(model: PreTrainedModel) -> str:
 
 
 def line_of(name: str, tensor: torch.Tensor, pieces: Iterable[torch.Tensor] | None = None) -> str:
-    """Return a line on a parameter, for the hash of all: its name, dtype, shape, and the SHA-256 of its bytes.
+    """Return the line of a parameter in the hash of all weights: its name, dtype, shape, and the SHA-256 of its bytes.
 
-    pieces: its entries along the first dimension, if it has no values itself.
+    pieces: its entries along the first dimension, if the tensor has no values.
     """
     digest = hashlib.sha256()
     for piece in (tensor,) if pieces is None else pieces:

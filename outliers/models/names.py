@@ -86,8 +86,8 @@ def check_alone(folder: Path, there: Sequence[str | None], ours: Sequence[str | 
 
 
 def distinct_names(places: Iterable[tuple[str, str | None]]) -> dict[tuple[str, str | None], str]:
-    """Return the full names of models with their revisions; models that share a name get the one they were requested
-    by."""
+    """Return the names of models with their revisions: the short name, or the requested one if several models share the
+    short name."""
     places = list(dict.fromkeys(places))
     names = Counter(full_name(*place) for place in places)
     typed = {place: place[0] if place[1] is None else "@".join(place) for place in places}
@@ -102,8 +102,8 @@ def names_by_row(rows: Iterable[Mapping]) -> list[str]:
 
 
 def may_be_type(name: str) -> bool:
-    """Return whether transformers may have a type of model of this name; its files are read, for an import of its table
-    takes seconds."""
+    """Return whether transformers may have a type of model of this name, by its source text, because importing its
+    tables takes seconds."""
     package = importlib.util.find_spec("transformers")
     tables = Path(package.origin).parent.glob("models/auto/*.py")
     return any(f'"{name}"' in table.read_text("utf-8") for table in tables)

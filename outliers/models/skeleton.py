@@ -36,7 +36,7 @@ def skeleton(config: PretrainedConfig, dtype: torch.dtype = torch.bfloat16, buff
 
 @contextmanager
 def refusals(name: str, source: Source | None = None, part: str = "") -> Iterator[None]:
-    """Convert what the libraries raise for an unusable model, or a part of it, to one line; wrap only their code in it.
+    """Convert the errors of libraries for an unusable model, or a part of it, to one line; wrap only their code in it.
 
     source: where the model is, to report an unreachable hub. part: such as "the tokenizer of ".
     """

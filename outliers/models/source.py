@@ -40,7 +40,7 @@ from outliers.models.weight_files import ADAPTER, INDEX, WEIGHTS, listed_shards,
 # Formats of files that are a whole model, by suffix, and the package beside this file that reads them.
 FORMATS = {".gguf": "gguf"}
 SECONDS_FOR_THE_HUB = 3  # until it counts as unreachable
-ALIKE = 0.75  # similarity from which on a name is taken for a misspelled local one
+ALIKE = 0.75  # least similarity to a local name that counts as a misspelling
 SECONDS_OF_SILENCE = 60  # during which an unreachable hub is not asked again
 
 Answer = TypeVar("Answer")
@@ -170,7 +170,7 @@ def out_of_reach(name: str) -> UserError:
 
 @functools.cache
 def _see_on_hub(name: str, revision: str | None) -> None:
-    """Raise what the hub's client raises if a model does not exist; each model is requested only once."""
+    """Raise the error of the hub's client if a model does not exist; each model is requested only once."""
     ask_hub(lambda hub: hub.model_info(name, revision=revision, timeout=SECONDS_FOR_THE_HUB))
 
 
@@ -213,7 +213,7 @@ def check_hub_cache() -> None:
 
 
 def _cached_config(name: str, revision: str | None, file: str = FILE) -> Path | None:
-    """Return the configuration, or another file, of a model in the hub's cache, or None."""
+    """Return a model's configuration, or another file, in the hub's cache; None if it is not cached."""
     try:
         cached = try_to_load_from_cache(name, file, revision=revision)
     except OSError as error:
@@ -288,10 +288,10 @@ def missing_download(model: str, revision: str | None) -> int | None:
     except Exception:  # each version of the hub's client raises its HTTP library's own errors when it has no network
         return 0 if cached else None
     for suffix in (".safetensors", ".bin"):  # pickled weights are converted by the hub, to files of their size
-        wanted = {name: count for name, count in sizes.items() if name.endswith(suffix) and "/" not in name}
-        whole = {name: count for name, count in wanted.items() if name == WEIGHTS}  # or else shards, by any names
-        if wanted:
-            return sum(count for name, count in (whole or wanted).items() if name not in cached)
+        files = {name: count for name, count in sizes.items() if name.endswith(suffix) and "/" not in name}
+        whole = {name: count for name, count in files.items() if name == WEIGHTS}  # or else shards, by any names
+        if files:
+            return sum(count for name, count in (whole or files).items() if name not in cached)
     return None
 
 

@@ -131,7 +131,8 @@ class Stream:
         self.stored, self.absent = checkpoint.tensors, checkpoint.absent(model)
         parameters = {name for name, _ in model.named_parameters()}
         self.to_hash = {name for name in self.stored if self._number(name) is not None and name in parameters}
-        tied = getattr(model, "all_tied_weights_keys", None) or {}  # such as of a block that several layers share
+        # such as the weights of a block that several layers share
+        tied = getattr(model, "all_tied_weights_keys", None) or {}
         self.stored = self.stored | {
             name: self.stored[first]
             for name, first in tied.items()
@@ -164,8 +165,8 @@ class Stream:
                 put(model, name, self.stored[name], self.name, self.device, self.dtypes[name])
             for owner in {name.rpartition(".")[0] for name in in_pieces}:
                 model.get_submodule(owner).pieces = Pieces(functools.partial(self._piece, owner))
-            without = (name for name, one in layer.named_parameters() if one.is_meta)
-            if lacking := next((name for name in without if not any(one.endswith(name) for one in in_pieces)), None):
+            unread = (name for name, one in layer.named_parameters() if one.is_meta)
+            if lacking := next((name for name in unread if not any(one.endswith(name) for one in in_pieces)), None):
                 raise UserError(
                     f"'{lacking}' of layer {number} is not in the files of '{self.name}', nor tied to what is; run it "
                     "without --stream"
@@ -187,8 +188,8 @@ class Stream:
         return [name for name in self.stored if self._number(name) == number]
 
     def _in_pieces(self, model: PreTrainedModel, names: list[str]) -> list[str]:
-        """Return the weights among those of a layer that are read one expert at a time, because all of them together
-        exceed the memory."""
+        """Return the weights of a layer to read one expert at a time: those of experts if the layer exceeds the memory,
+        else none."""
         size = sum(math.prod(self.stored[name].shape) * self.dtypes[name].itemsize for name in names)
         if self.memory is None or size <= self.memory:
             return []
@@ -201,7 +202,8 @@ class Stream:
 
     @contextmanager
     def _hashing(self, tensors: list[tuple[str, torch.Tensor | None]]) -> Iterator[None]:
-        """Hash tensors in threads during this context, in which they must not change; those that are None are read."""
+        """Hash tensors in threads during this context, in which they must not change; a tensor that is None is read for
+        it."""
         with ThreadPoolExecutor(HASHING) as pool:
             lines = pool.map(lambda named_tensor: self._line(*named_tensor), tensors)
             yield
@@ -212,8 +214,8 @@ class Stream:
             return line_of(name, tensor)
         lazy, dtype = self.stored[name], self.dtypes[name]
         like = torch.empty(lazy.shape, dtype=dtype, device="meta")
-        of_it = map(lazy.piece, range(lazy.shape[0])) if lazy.piece else [lazy]
-        return line_of(name, like, (one.read().to(dtype) for one in of_it))
+        pieces = map(lazy.piece, range(lazy.shape[0])) if lazy.piece else [lazy]
+        return line_of(name, like, (one.read().to(dtype) for one in pieces))
 
     def weights_hash(self) -> str:
         """Return the hash of the weights, equal to that of the resident model; weights not read yet are read for it."""
@@ -236,10 +238,10 @@ class Stream:
         variants: Sequence[Variant],
         begin: Callable[[int, int, tuple[torch.Tensor, ...]], None],
     ) -> Iterator[tuple[int, Block, torch.Tensor]]:
-        """Pass blocks through the model under some variants; yield the last hidden states (T, features) after the last
-        layer.
+        """Pass blocks through the model under some variants; yield the number of the variant, the block, and its last
+        hidden states (T, features).
 
-        Yields the number of the variant, the block and its states, variant by variant and block by block.
+        The order is variant by variant and block by block.
 
         begin: called with the numbers of variant and block, and the ids at the positions of the block, see `ids_of`,
         before a layer is applied.
@@ -259,7 +261,7 @@ class Stream:
         yield from ((variant_number, examples[block_number], next(ends)) for variant_number, block_number in turns)
 
     def _kept(self, state: torch.Tensor) -> torch.Tensor:
-        """Keep the output (T, features) of a stack for the one that reads it, as (1, T, features)."""
+        """Store the output (T, features) of a stack for the stack that reads it, as (1, T, features)."""
         return self.storage((1, *state.shape), state.dtype, state.device).copy_(state)
 
     def _through(
@@ -280,14 +282,14 @@ class Stream:
         """
         stack, layers = stacks_of(model.config)[place], [layer for layer in layers_of(model) if layer.stack == place]
         paths = [layer.path for layer in layers]
-        keys = [tuple(map(len, of_block)) for of_block in ids]  # which determine the outputs beside the states
+        keys = [tuple(map(len, of_block)) for of_block in ids]  # lengths determine a layer's other outputs
         shape = len(variants), len(keys), max(key[place] for key in keys), stack.width * stack.streams
         states = self.storage(shape, self.widest, self.device)
-        outputs: dict[tuple[int, ...], object] = {}  # of the layer before: the last output of each key
+        outputs: dict[tuple[int, ...], object] = {}  # of the previous layer: the last output for each key
 
         def run(turn: tuple[int, int], modules: dict[str, nn.Module]) -> torch.Tensor:
-            there = None if memory[turn] is None else memory[turn].to(self.device)
-            return run_stack(exchanged(model, modules), stack, inputs[turn[1]][place], there)
+            encoded = None if memory[turn] is None else memory[turn].to(self.device)
+            return run_stack(exchanged(model, modules), stack, inputs[turn[1]][place], encoded)
 
         def known(variant_number: int, block_number: int) -> object:
             """Return the output of the layer before."""
@@ -312,7 +314,7 @@ class Stream:
                             states[turn][: key[place]] = state.view(key[place], -1)
                             now[key] = once.cached
                             give_memory_back()
-                changed = module = once = before = None  # which hold this layer's weights
+                changed = module = once = before = None  # they hold this layer's weights
                 outputs = now
         for turn in product(range(len(variants)), range(len(keys))):
             self.last = variants[turn[0]]
@@ -356,7 +358,7 @@ class Once(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattr__("layer"), name)  # such as the kind of its attention
+            return getattr(super().__getattr__("layer"), name)  # such as the type of its attention
 
     def forward(self, *arguments, **keywords):
         if self.cached is None:
@@ -384,10 +386,10 @@ def exchanged(module: nn.Module, others: Mapping[str, nn.Module]) -> nn.Module:
 
 
 def separate_layers(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a model in which each layer, and each part of one, is a separate, uncompiled module, so that hooks see one
-    place.
+    """Return a model in which each layer, and each part of a layer, is a separate, uncompiled module, so that a hook
+    sees one place.
 
-    Weights are shared. A model that is so already is returned itself.
+    Weights are shared. A model that needs no change is returned itself.
 
     Raises:
         UserError: as `layers_of`; or something is wrapped by `torch.compile`.
@@ -464,8 +466,8 @@ def _reserve(descriptor: int, size: int) -> None:
 def give_memory_back() -> None:
     """Let the C library return free memory to the system.
 
-    What hooks keep of a layer is small, but lies between large tensors, and glibc only returns the end of its heap by
-    itself: 65 MB more stayed with each layer and block of an OPT-6.7B.
+    The small tensors that hooks keep lie between large ones, and glibc by itself only returns the end of its heap: 65
+    MB more stayed with each layer and block of an OPT-6.7B.
     """
     if _TRIM:
         _TRIM(0)

@@ -62,8 +62,7 @@ def listed_shards(folder: Path) -> list[str]:
 
 
 def regular_file(path: Path) -> Path:
-    """Return a file of a folder; raise UserError unless it is a regular file inside it, or in the hub's cache by
-    link."""
+    """Return a path; raise UserError unless it is a regular file inside its folder, or a link into the hub's cache."""
     if not lexists(path):
         raise UserError(f"'{path.parent}' lacks '{path.name}', a part of its weights; download or copy it again")
     folder, target = path.parent.resolve(), Path(os.path.realpath(path))

@@ -45,19 +45,19 @@ from outliers.models.plugins import plugins
 FAMILIES = {family.name: family for family in (CAUSAL, MASKED, SEQ2SEQ, VISION)}
 CAUSAL_CLASS = "ForCausalLM"  # ends the names of classes of transformers
 COMPOSITE = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES  # types of models that have a text part
-# The names of a text part's tensors in the checkpoints of models that take pictures too: patterns, and what stands for
-# them. And the tensors of a checkpoint for which a part has no place, because they are of the other parts.
+# Patterns of the names of a text part's tensors in checkpoints of models that take pictures too, each with its
+# replacement; and patterns of the tensors of parts that are not measured.
 TEXT_KEYS = {r"^(language_model|text_model)\.": "", r"^model\.(language_model|text_model)\.": "model."}
 OTHER_PARTS = r"^(model\.)?\w*(vision|visual|image|audio|video|projector|connector|aligner|qformer)\w*\."
 OTHER_TOWERS = r"^(text_model\.|text_projection\.|visual_projection\.|logit_scale$|logit_bias$)"
-# Fields of a text part's configuration that change its logits, and the values at which they do not: the head of a whole
-# model may leave them out, such as that of Aya Vision.
+# Fields of a text part's configuration that change its logits, with the values that have no effect: the head of a whole
+# model, such as Aya Vision, may ignore them.
 OF_HEADS = {"logit_scale": 1.0, "logits_scaling": 1.0, "final_logit_softcapping": None}
-TOWER_KEYS = {r"^(embeddings|encoder|pre_layrnorm|post_layernorm|head)\.": r"vision_model.\1."}  # of a tower alone
+# Patterns of the names in checkpoints of a tower alone.
+TOWER_KEYS = {r"^(embeddings|encoder|pre_layrnorm|post_layernorm|head)\.": r"vision_model.\1."}
 CONTEXTS = ("max_position_embeddings", "max_seq_len")  # fields of a configuration that bound the length of a block
 STRETCHED = ("linear", "dynamic", "yarn")  # types of rotary scaling by whose factor a model takes longer blocks
-# Classes of layers that multiply with their weight, add their bias, and do nothing else; and dtypes of weights that are
-# no codes.
+# Classes of layers that only multiply by their weight and add their bias.
 PLAIN = (
     "outliers.models.anatomy.experts.ExpertProjection",
     "torch.nn.modules.linear.Linear",
@@ -66,7 +66,7 @@ PLAIN = (
 )
 NORMS = ("norms", "norms_behind")
 HEAD_SIZES = ("head_dim", "head_size", "attention_head_size", "key_value_proj_dim")  # attributes of attentions
-WEIGHTS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+WEIGHTS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # dtypes of weights, not of codes
 
 
 def add_family(family: Family) -> None:
@@ -83,7 +83,7 @@ def add_family(family: Family) -> None:
 
 
 def _take_plugins(kind: str) -> None:
-    """Register the families of installed packages if a type of model is of no family yet."""
+    """Register the families of installed packages if a type of model has no family yet."""
     for _, origin, family in () if _families(kind) else plugins("outliers.families"):
         if not isinstance(family, Family):
             raise UserError(f"{origin} is {type(family).__name__}; expected a Family: remove it")
@@ -91,12 +91,12 @@ def _take_plugins(kind: str) -> None:
             add_family(family)
 
 
-# By the class of their configurations: the classes of models that were passed from Python and that no auto class makes.
+# By the class of a configuration: the class of a model that was passed from Python and that no auto class makes.
 _own_models: dict[type[PretrainedConfig], type[PreTrainedModel]] = {}
 
 
 class _OwnModels:
-    """Makes models whose type is of no family, in the place of an auto class of transformers."""
+    """A substitute for an auto class of transformers, which makes models whose type has no family."""
 
     @staticmethod
     def from_config(config: PretrainedConfig, **options) -> PreTrainedModel:
@@ -107,7 +107,7 @@ OWN = replace(CAUSAL, kinds=(), made_by=_OwnModels)
 
 
 def know_class(model: PreTrainedModel) -> None:
-    """Remember the class of a model whose type is of no family, so that its anatomy is found as that of a causal
+    """Remember the class of a model whose type has no family, so that its anatomy is found like that of a causal
     language model."""
     kind = type(model)
     if not _families(model.config.model_type) and (not _is_known(kind) or kind.__name__.endswith(CAUSAL_CLASS)):
@@ -115,19 +115,19 @@ def know_class(model: PreTrainedModel) -> None:
 
 
 def _class_of(config: PretrainedConfig) -> type[PreTrainedModel] | None:
-    """Return the class of a configuration's models if their type is of no family: one that was passed from Python, that
-    of models with pictures whose text part transformers makes none of alone, or the one that a checkpoint names."""
+    """Return the model class of a configuration whose type has no family: one that was passed from Python, the causal
+    class that the checkpoint names, or an image-text class whose text part transformers cannot make alone."""
     kind = type(config)
     if kind in _own_models or config.is_encoder_decoder or _families(config.model_type):
         return _own_models.get(kind)
-    named = _class_named(config)
-    if named and named.__name__.endswith(CAUSAL_CLASS):
-        return named
+    known = _class_named(config)
+    if known and known.__name__.endswith(CAUSAL_CLASS):
+        return known
     return MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(kind, None)
 
 
 def _class_named(config: PretrainedConfig) -> type[PreTrainedModel] | None:
-    """Return the class that a checkpoint names, if transformers has it and it is of this configuration."""
+    """Return the class that a checkpoint names, if transformers has it and it uses this configuration."""
     named = getattr(transformers, next(iter(config.architectures or ()), ""), None)
     return named if getattr(named, "config_class", None) is type(config) else None
 
@@ -154,8 +154,8 @@ class Projection(NamedTuple):
 
     @property
     def place(self) -> tuple[int, str]:
-        """The layer and the role of the hidden state, with a number if it is not the first one of this role; that which
-        only one expert reads is named after the expert."""
+        """The layer and the role of the hidden state, numbered from the second one of a role on. A state that only one
+        expert reads is named after the expert."""
         if self.expert is not None and self.role != "ffn_in":
             return self.own_place
         return self.layer, f"{self.role} {self.state + 1}" if self.state else self.role
@@ -214,15 +214,15 @@ def family_of(config: PretrainedConfig) -> Family:
 
 
 def part_config(config: PretrainedConfig) -> PretrainedConfig:
-    """Return the configuration of the measured part of a model: the text part of one that takes pictures or sounds too,
-    the tower of a vision model, otherwise the configuration itself."""
+    """Return the configuration of the measured part of a model: the text part if it also takes pictures or sounds, the
+    tower of a vision model, otherwise the configuration itself."""
     part = config.get_text_config(decoder=True)
     if part is config or config.is_encoder_decoder or part.model_type not in CAUSAL.kinds:
         return vision_config(config)
     part._commit_hash = getattr(config, "_commit_hash", None)
     whole = _class_named(config) or MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
     part.architectures = whole and [whole.__name__]
-    if whole and whole._tied_weights_keys:  # whose head is its own, and not the text part's
+    if whole and whole._tied_weights_keys:  # the head is the whole model's
         part.tie_word_embeddings = getattr(config, "tie_word_embeddings", False)
         used = inspect.unwrap(whole.forward).__code__.co_names
         for field, neutral in OF_HEADS.items():
@@ -238,11 +238,11 @@ def renamed_keys(config: PretrainedConfig) -> list[WeightRenaming | WeightConver
         rules = TOWER_KEYS if hasattr(config, "vision_config") else {}
     elif family is OWN:
         rules = {}
-    whole, of_whole = next(iter(config.architectures or ()), ""), None
+    whole, conversions = next(iter(config.architectures or ()), ""), None
     kind = getattr(getattr(transformers, whole, None), "config_class", None)
     if kind is not type(config) and kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-        of_whole = get_checkpoint_conversion_mapping(whole) or get_checkpoint_conversion_mapping(kind.model_type)
-    return [*(of_whole or ()), *(WeightRenaming(pattern, name) for pattern, name in rules.items())]
+        conversions = get_checkpoint_conversion_mapping(whole) or get_checkpoint_conversion_mapping(kind.model_type)
+    return [*(conversions or ()), *(WeightRenaming(pattern, name) for pattern, name in rules.items())]
 
 
 def other_parts(config: PretrainedConfig) -> str:
@@ -359,17 +359,17 @@ def layers_of(model: PreTrainedModel) -> list[Layer]:
         )
     know_class(model)
     stacks = stacks_of(model.config)
-    of_stacks = [
+    layers = [
         Layer(0, path, module, _of_kind(stack, place, path, module), number)
         for number, stack in enumerate(stacks)
         for place, path, module in _children(model, stack)
     ]
-    return [layer._replace(number=number) for number, layer in enumerate(of_stacks)]
+    return [layer._replace(number=number) for number, layer in enumerate(layers)]
 
 
 def _children(model: PreTrainedModel, stack: Anatomy) -> Iterator[tuple[int, str, nn.Module]]:
     """Yield the layers of a stack in the order in which they run, each with its place in the list and its path; raise
-    UserError if the list is longer than the configuration says."""
+    UserError if the list is longer than configured."""
     children = list(model.get_submodule(stack.layers)._modules.items())
     count = len(stack.kind_numbers)
     if len(children) > count:  # some architectures run as many as the configuration says, the others all
@@ -388,7 +388,7 @@ def _children(model: PreTrainedModel, stack: Anatomy) -> Iterator[tuple[int, str
 
 
 def _of_kind(stack: Anatomy, place: int, path: str, layer: nn.Module) -> Anatomy:
-    """Return the kind of the layer at a place: the one that was found, or another one whose parts it all has.
+    """Return the anatomy of the layer at a place: that of its kind, or of another kind whose parts it all has.
 
     Parts that were replaced by a module without weights, such as an identity, are left out.
 
@@ -398,30 +398,30 @@ def _of_kind(stack: Anatomy, place: int, path: str, layer: nn.Module) -> Anatomy
     kinds = stack.layer_kinds
     kinds = (kinds[stack.kind_numbers[place]], *kinds)
     for experts in filter(None, (kind.experts for kind in kinds)):
-        with suppress(AttributeError):  # of a layer in whose place is something else
+        with suppress(AttributeError):  # something else is in the layer's place
             unfold(layer.get_submodule(experts))
-    there = {name for name, _ in layer.named_modules(remove_duplicate=False)}
-    if whole := next((kind for kind in kinds if kind.parts <= there), None):
+    modules = {name for name, _ in layer.named_modules(remove_duplicate=False)}
+    if whole := next((kind for kind in kinds if kind.parts <= modules), None):
         return whole
     kind = kinds[0]
-    absent = kind.parts - there
+    absent = kind.parts - modules
     for name in sorted(absent):
-        owner = next(parent for parent in _parents(name) if parent in there)
+        owner = next(parent for parent in _parents(name) if parent in modules)
         if next(layer.get_submodule(owner).parameters(), None) is not None:
             inside = f"{path}.{owner}" if owner else path
             raise UserError(
                 f"'{inside}' is of {_kind(layer.get_submodule(owner))} and has no '{name.removeprefix(owner + '.')}'; "
                 "expected the parts of a layer of this architecture, or something without weights in their place"
             )
-    left = {role: tuple(name for name in getattr(kind, role) if name in there) for role in ROLES}
-    left |= {norms: {name: of for name, of in getattr(kind, norms).items() if name in there} for norms in NORMS}
-    left["read_by"] = {norm: tuple(there.intersection(readers)) for norm, readers in kind.read_by.items()}
-    experts = kind.experts if kind.experts in there else None
-    return replace(kind, experts=experts, attention=kind.attention if left["attn_in"] else None, **left)
+    remaining = {role: tuple(name for name in getattr(kind, role) if name in modules) for role in ROLES}
+    remaining |= {norms: {name: of for name, of in getattr(kind, norms).items() if name in modules} for norms in NORMS}
+    remaining["read_by"] = {norm: tuple(modules.intersection(readers)) for norm, readers in kind.read_by.items()}
+    experts = kind.experts if kind.experts in modules else None
+    return replace(kind, experts=experts, attention=kind.attention if remaining["attn_in"] else None, **remaining)
 
 
 def _parents(path: str) -> Iterator[str]:
-    """Yield the paths of the modules that contain one, innermost first; the last one is the layer's own, ""."""
+    """Yield the paths of the modules that contain a path, innermost first, down to the layer's own, ""."""
     while path:
         path = path.rpartition(".")[0]
         yield path
@@ -433,7 +433,7 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def shared_parts(layers: Iterable[Layer]) -> dict[str, str]:
-    """Return the layers and parts of layers that are the same module as an earlier one: by path, the earlier path."""
+    """Map the path of each layer, or part of a layer, that is the same module as an earlier one to the earlier path."""
     first: dict[nn.Module, str] = {}
     shared = {}
     for layer in layers:
@@ -446,7 +446,7 @@ def shared_parts(layers: Iterable[Layer]) -> dict[str, str]:
 
 
 def repeated(layers: Iterable[Layer]) -> dict[str, int]:
-    """Return the paths of layers whose module runs several times in a pass, and how often."""
+    """Return how often each layer runs in a pass, by path, for layers that run more than once."""
     return {path: count for path, count in Counter(layer.path for layer in layers).items() if count > 1}
 
 
@@ -559,7 +559,7 @@ def in_layer(layer: Layer, role: str, name: str) -> "Projection":
 def check_plain(projection: Projection) -> None:
     """Raise UserError unless a projection only multiplies with its weight and adds its bias.
 
-    The `weight` of anything else does not determine its output: adapters and layers of codes have a `weight` too, and a
+    In other modules, the `weight` does not determine the output: adapters and layers of codes have one too, and a
     parametrized weight is computed at every call.
     """
     module, parameters = projection.module, projection.module._parameters
@@ -587,8 +587,8 @@ def _kind(thing: object) -> str:
 
 
 def state_readers(model: PreTrainedModel, only: int | None = None) -> Iterator[Projection]:
-    """Yield all readers of tracked hidden states: projections, routers, and the module that holds a layer's experts in
-    the place of those projections of theirs that read the state of all tokens."""
+    """Yield all readers of tracked hidden states: projections, routers, and the module that holds a layer's experts,
+    instead of the experts' projections that read the state of all tokens."""
     yield from (part for part in projections(model, only) if part.expert is None or part.role != "ffn_in")
     for layer in layers_of(model) if only is None else layers_of(model)[only : only + 1]:
         anatomy = layer.anatomy
@@ -615,7 +615,7 @@ def context_length(config: PretrainedConfig) -> int | None:
     text = getattr(config, "text_config", config)
     limit = next((getattr(text, field) for field in CONTEXTS if getattr(text, field, None)), None)
     rotary = getattr(text, "rope_parameters", None) or {}
-    rotary = rotary.get("full_attention", rotary)  # layers with a window have parameters of their own
+    rotary = rotary.get("full_attention", rotary)  # layers with a window have their own parameters
     if limit and rotary.get("rope_type") in STRETCHED and rotary.get("factor"):
         # a configuration may have the length before scaling or the one after it as its limit
         limit = max(limit, int(rotary["factor"] * (rotary.get("original_max_position_embeddings") or limit)))
@@ -632,7 +632,7 @@ def check_positions(layer: int, positions: int, tokens: int) -> None:
 
 
 def check_block(config, block: int, largest_id: int = 0) -> None:
-    """Raise UserError if a block of so many tokens does not fit a model's context, or its ids not the vocabulary."""
+    """Raise UserError if a block of this many tokens exceeds a model's context, or its ids the vocabulary."""
     limit = context_length(config)
     if limit is not None and block > limit:
         raise UserError(f"blocks of {block} tokens are longer than the model's context of {limit}; use --block {limit}")

@@ -12,23 +12,22 @@ from outliers.models.internals import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 class NothingBefore(Cache):
     """A cache that is empty and stays so.
 
-    Without a cache transformers tests whether positions restart, and the host would wait for the GPU.
+    Without a cache, transformers tests whether positions restart, which makes the host wait for the GPU.
     """
 
     def __init__(self):
         super().__init__(layers=[DynamicLayer()])
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_arguments, **_keywords) -> tuple:
-        """Return the given keys and values."""
         return key_states, value_states
 
     def update_indexer(self, indexer_key_states: torch.Tensor, _layer: int) -> torch.Tensor:
-        """Return the given keys of an indexer, which chooses positions."""
         return indexer_key_states
 
 
 def _predicted(block: Block, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the states of all positions but the last with the next tokens; for an example, those with a label."""
+    """Return the states that predict something and their labels: all but the last with the next tokens, or those of an
+    example that have a label."""
     return states_at_labels(block, states) if isinstance(block, Example) else (states[:-1], block[1:])
 
 

@@ -74,6 +74,6 @@ def read_ids(block: Block | Examples) -> torch.Tensor:
 
 
 def states_at_labels(block: Example, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the last hidden states (predicted, features) at labels, and these, int64 (predicted,)."""
+    """Return the last hidden states (predicted, features) that have a label, and the labels, int64 (predicted,)."""
     predicted = block.labels != IGNORED
     return states[predicted.to(states.device)], block.labels[predicted]

@@ -21,10 +21,10 @@ BY_PROJECTION = "by_projection"  # the name of our function in the registry
 
 
 class Owner:
-    """A weak reference to the module that holds the weights of experts, and as a parent their projections.
+    """A weak reference from the projections of experts to the module that holds their weights.
 
-    A strong one would close a circle, in which a model that nothing uses any more keeps its memory until Python looks
-    for circles. A copy refers to the copied module.
+    A strong one would be a reference cycle, which keeps the memory of an unused model until Python collects cycles. A
+    copy refers to the copied module.
     """
 
     def __init__(self, module: nn.Module | None):
@@ -57,7 +57,7 @@ class ExpertProjection(nn.Linear):
         self.out_features, self.in_features = self.weight.shape
 
     def belong(self, owner: nn.Module) -> None:
-        """Take the weights from a module that holds those of all experts."""
+        """Use the weights of a module that holds those of all experts."""
         self.owner, self.of_all = Owner(owner), owner._parameters
 
     @property
@@ -68,7 +68,7 @@ class ExpertProjection(nn.Linear):
 
     @property
     def is_passing(self) -> bool:
-        """Whether the weight is read for each call, so that nothing that was made of it is worth keeping."""
+        """Whether the weight is read for each call, so that nothing derived from it is worth keeping."""
         return is_in_pieces(self.owner())
 
     @property
@@ -91,9 +91,9 @@ class ExpertProjection(nn.Linear):
 
 
 class Pieces:
-    """The weights of the experts of a layer that are read one expert at a time; those of the last one are kept.
+    """The weights of a layer's experts, read one expert at a time; those of the last one are kept.
 
-    read_from: returns the entry of one expert in a parameter of all, by the name of the parameter and the number.
+    read_from: returns one expert's entry of a parameter, by the name of the parameter and the number of the expert.
     """
 
     def __init__(self, read_from: Callable[[str, int], torch.Tensor]):
@@ -104,7 +104,6 @@ class Pieces:
         return self  # a copy of the layer, such as one under a scheme, reads the same files
 
     def read(self, name: str, number: int) -> torch.Tensor:
-        """Return the entry of an expert in a parameter of all."""
         if self._last[0] != number:
             self._last = number, {}
         of_expert = self._last[1]
@@ -156,7 +155,7 @@ def by_projection(
     unfold(experts)
     if (output := _grouped(experts, hidden_states, top_k_index, top_k_weights)) is not None:
         return output
-    # made of no tensor, so that a pass that follows tensors sees only what experts add
+    # not derived from a tensor, so that a pass that follows tensors sees only what experts add
     output = torch.zeros(hidden_states.shape, dtype=hidden_states.dtype, device=hidden_states.device)
     for number, tokens, places in _chosen(experts, top_k_index):
         x = hidden_states if hidden_states.is_meta else hidden_states[tokens]
@@ -168,8 +167,8 @@ def by_projection(
 def _grouped(
     experts: nn.Module, hidden_states: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor | None:
-    """Compute each kind of projection of all experts at once, without waiting for the device; None if their layers have
-    no function for it, or hooks."""
+    """Compute each kind of projection of all experts at once, without waiting for the device; return None if the
+    projections cannot, or have hooks."""
     first = next(experts._modules["0"].children())
     if not hasattr(first, "multiply_all") or not first.multiplies_all(hidden_states):
         return None
@@ -204,11 +203,11 @@ def _chosen(experts: nn.Module, chosen: torch.Tensor) -> Iterator[tuple[int, tor
     count, length = number_of(experts), len(chosen)
     if chosen.is_meta:
         tokens = torch.arange(length, device=chosen.device)
-        there = (number for number in range(count) if str(number) in experts._modules)
-        yield from ((number, tokens, torch.zeros_like(tokens)) for number in there)
+        numbers = (number for number in range(count) if str(number) in experts._modules)
+        yield from ((number, tokens, torch.zeros_like(tokens)) for number in numbers)
         return
-    order = chosen.T.flatten().argsort(stable=True)  # by the places of a token first, as transformers has its rows
-    sizes = chosen.flatten().bincount(minlength=count + 1).tolist()  # last of what stands for none
+    order = chosen.T.flatten().argsort(stable=True)  # first by the place of the choice, the order of transformers
+    sizes = chosen.flatten().bincount(minlength=count + 1).tolist()  # the last number stands for no expert
     for number, places in enumerate(order.split(sizes)[:count]):
         if len(places):
             yield number, places % length, places // length
@@ -228,7 +227,7 @@ def _batched_by_projection(experts: nn.Module, hidden_states: torch.Tensor) -> t
     for number, x in enumerate(hidden_states.chunk(number_of(experts))):
         tokens = torch.arange(len(x), device=x.device)
         tokens = tokens if x.is_meta else tokens[x.any(1)]
-        expert = experts._modules.get(str(number))  # a pass that follows tensors makes the first one alone
+        expert = experts._modules.get(str(number))  # a pass that follows tensors has only the first one
         if len(tokens) and expert is not None:
             added = expert(x if x.is_meta else x[tokens], tokens, 1, experts)
             output.index_add_(0, number * len(x) + tokens, added)
@@ -236,10 +235,11 @@ def _batched_by_projection(experts: nn.Module, hidden_states: torch.Tensor) -> t
 
 
 def _adapt(experts: nn.Module) -> None:
-    """Give the class of a module that holds weights as those of the registry do, but is not called by it, the
-    attributes that these have, and let projections call it too.
+    """Give a class that holds experts' weights, but is unknown to the registry of transformers, the attributes of
+    registered classes, and let it call projections.
 
-    Such a class takes what the registry's take, or the states of all tokens for each expert, which makes it batched.
+    Such a class takes the arguments of a registered one, or the states of all tokens for each expert: then it is
+    batched.
     """
     kind, gate_up, down = type(experts), experts.gate_up_proj.shape, experts.down_proj.shape
     given, forward = len(inspect.signature(kind.forward).parameters) - 1, kind.forward
@@ -249,7 +249,7 @@ def _adapt(experts: nn.Module) -> None:
 
     @functools.wraps(forward)
     def called(self: nn.Module, *given: torch.Tensor) -> torch.Tensor:
-        config = getattr(self, "config", None)  # which only a model has that was looked at
+        config = getattr(self, "config", None)  # absent before `holds_experts` has seen the module
         if config is None or config._experts_implementation_internal != BY_PROJECTION:
             return forward(self, *given)
         return _batched_by_projection(self, *given) if self.is_batched else _with_others(forward, self, *given)
@@ -264,8 +264,8 @@ def _adapt(experts: nn.Module) -> None:
 def _with_others(
     forward: Callable, experts: nn.Module, hidden_states: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """Compute the experts of each token as `by_projection`, and by the forward of the class what stands behind those
-    with weights, such as experts that pass on what they read."""
+    """Compute the experts of each token as `by_projection`, and let the class compute choices beyond the experts with
+    weights, such as experts that pass on their input."""
     output = by_projection(experts, hidden_states, chosen, weights)
     others = chosen >= number_of(experts)
     if not others.is_meta and others.any():
@@ -277,8 +277,8 @@ def _with_others(
 def holds_experts(module: nn.Module) -> bool:
     """Return whether a module holds the weights of experts and can be called by projections."""
     kind, parameters = type(module), module._parameters
-    like_these = all(getattr(parameters.get(name), "ndim", 0) == 3 for name in ("gate_up_proj", "down_proj"))
-    if like_these and not hasattr(module, "is_transposed"):
+    has_stacked_weights = all(getattr(parameters.get(name), "ndim", 0) == 3 for name in ("gate_up_proj", "down_proj"))
+    if has_stacked_weights and not hasattr(module, "is_transposed"):
         _adapt(module)
     if hasattr(kind, "is_batched") and "config" not in vars(module):
         module.config = SimpleNamespace(_experts_implementation_internal=None)
@@ -286,7 +286,7 @@ def holds_experts(module: nn.Module) -> bool:
 
 
 def is_of_experts(model: nn.Module, name: str) -> bool:
-    """Return whether a tensor of a model holds a projection's weights of all experts of a layer."""
+    """Return whether a tensor of a model holds the weights of a projection for all experts of a layer."""
     owner, _, part = name.rpartition(".")
     experts = model.get_submodule(owner)
     return holds_experts(experts) and part in getattr(experts._modules.get("0"), "_modules", ())
@@ -304,7 +304,7 @@ def number_of(experts: nn.Module) -> int:
 
 
 def unfold(experts: nn.Module, first: int | None = None) -> None:
-    """Add to a module that holds the weights of experts a module for each of them, or for the first few, named by its
+    """Give a module that holds the weights of experts a child for each of them, or for the first few, named by its
     number; do nothing if it has some already, or holds no experts."""
     if holds_experts(experts) and "0" not in experts._modules:
         for number in range(number_of(experts) if first is None else first):
@@ -313,7 +313,7 @@ def unfold(experts: nn.Module, first: int | None = None) -> None:
 
 def settle(model: nn.Module) -> None:
     """Let a copied model call its experts by projections that view its own weights, and release weights that no
-    projection uses any more."""
+    projection uses."""
     for experts in model.modules():
         if not holds_experts(experts) or "0" not in experts._modules:
             continue
@@ -323,21 +323,21 @@ def settle(model: nn.Module) -> None:
         for name in {*experts._modules["0"]._modules} - {module.name for module in views}:
             for parameter in (name, f"{name}_bias"):
                 experts._parameters.pop(parameter, None)
-        experts._is_hf_initialized = True  # else transformers would draw the values of what was released
+        experts._is_hf_initialized = True  # else transformers would draw values for the released weights
     call_by_projection(model)
 
 
 def set_weights(experts: nn.Module, name: str, stacked: torch.Tensor) -> None:
     """Copy the stacked weights or biases of all experts to those projections that have their own."""
     projection = name.removesuffix("_bias")
-    for number, of_expert in zip(range(number_of(experts)) if "0" in experts._modules else (), stacked, strict=False):
+    for number, tensor in zip(range(number_of(experts)) if "0" in experts._modules else (), stacked, strict=False):
         module = experts._modules[str(number)]._modules.get(projection)
         if module is None or isinstance(module, ExpertProjection):
             continue
         if name != projection:
-            module.bias = nn.Parameter(of_expert.clone(), requires_grad=False)
+            module.bias = nn.Parameter(tensor.clone(), requires_grad=False)
         else:
-            module.set_weight(of_expert.T if experts.is_transposed else of_expert)
+            module.set_weight(tensor.T if experts.is_transposed else tensor)
 
 
 def call_by_projection(model: nn.Module) -> list[tuple[object, str | None]]:
@@ -350,6 +350,6 @@ def call_by_projection(model: nn.Module) -> list[tuple[object, str | None]]:
 
 
 def restore(before: Iterable[tuple[object, str | None]]) -> None:
-    """Let transformers call experts as it did before `call_by_projection`."""
+    """Undo `call_by_projection`."""
     for config, name in before:
         config._experts_implementation_internal = name

@@ -30,7 +30,7 @@ EXCEPTIONS: dict[str, dict[str, object]] = {
     "falcon": {"alibi": "alibi"},  # its attention adds biases of positions to the mask, which hides keys too
     "gpt_neo": {"window": "bias"},  # a buffer of the attention, and not the mask, hides keys
 }
-# By the identity of a configuration that is there: with its fields, which may change. And by its key.
+# By the identity of a configuration: a reference to it, its fields, which may change, and its anatomy. And by its key.
 _known: dict[int, tuple[ref, dict, Anatomy]] = {}
 _by_key: dict[str, Anatomy] = {}
 _FILES = sorted(Path(__file__).parent.rglob("*.py"))
@@ -48,7 +48,7 @@ def anatomy_found(config: PretrainedConfig, family: Family) -> Anatomy:
     key = _key(config, family)
     if key not in _by_key:
         file = CACHE / "anatomy" / f"{key}.json"
-        known = type(config).__module__.startswith("transformers.")  # the key says nothing of the code of others
+        known = type(config).__module__.startswith("transformers.")  # the key does not cover the code of other packages
         anatomy = _read(file) if known else None
         if anatomy is None:
             anatomy = find_anatomy(config, family)
@@ -83,12 +83,12 @@ def _code() -> str:
 def _read(file: Path) -> Anatomy | None:
     try:
         return _of_fields(json.loads(file.read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError):  # which was never written, or not to its end
+    except (OSError, ValueError, KeyError, TypeError):  # the file is missing or incomplete
         return None
 
 
 def _of_fields(fields: dict) -> Anatomy:
-    """Return a record of what JSON makes of one."""
+    """Return the anatomy of the fields that JSON holds."""
     others, second = fields.pop("others"), fields.pop("decoder")
     return Anatomy(
         **_tuples(fields),
@@ -104,14 +104,14 @@ def _tuples(value: object) -> object:
 
 
 def _write(file: Path, anatomy: Anatomy) -> None:
-    with suppress(OSError):  # a cache that cannot be written costs time alone
+    with suppress(OSError):  # a cache that cannot be written only costs time
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps(asdict(anatomy)))
         part.replace(file)
 
 
-@torch.inference_mode(False)  # in which other operations are seen
+@torch.inference_mode(False)  # inference mode dispatches other operations
 def find_anatomy(config: PretrainedConfig, family: Family) -> Anatomy:
     """Return the anatomy of a configuration's models by a pass on the meta device, which needs no weights.
 
@@ -141,7 +141,7 @@ def find_anatomy(config: PretrainedConfig, family: Family) -> Anatomy:
 
 
 def _inputs(model: PreTrainedModel, family: Family) -> dict[str, object]:
-    """Return the arguments of the pass: a picture, or as many tokens as no weight has features."""
+    """Return the arguments of the pass: a picture, or a number of tokens that no weight has as a dimension."""
     if family.name_of:
         return {model.main_input_name: family.smallest(model.config).ids[None].to("meta")}
     first, second = lengths_of(model)

@@ -9,7 +9,7 @@ from outliers.models.internals import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 
 def _unmasked(block: Example) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the text with labels in the place of masks, and the masked positions."""
+    """Return the ids of the text before masking, and the masked positions."""
     masked = block.labels != IGNORED
     return torch.where(masked, block.labels, block.ids), masked.nonzero()[:, 0]
 

@@ -68,7 +68,7 @@ def parts(model: PreTrainedModel, layer: int) -> Iterator[Part]:
 
 
 def _by_heads(attn_in: list[Projection], layer: Layer, config: PretrainedConfig) -> list[torch.Tensor]:
-    """Return the outputs that are queries, keys and values, each (heads, head size); none if there are no such."""
+    """Return the outputs that are queries, keys and values, each (heads, head size); empty if a layer has none."""
     outputs = [_numbers(projection) for projection in attn_in]
     if layer.anatomy.attention is None or layer.anatomy.attn_mid or len(outputs) not in (1, 3):
         return []

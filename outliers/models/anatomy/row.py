@@ -119,7 +119,7 @@ class Anatomy:
 
 
 def of_all_kinds(anatomy: Anatomy, **fields: object) -> Anatomy:
-    """Return a stack with other fields of all kinds of its layers."""
+    """Return a stack with fields replaced in all kinds of its layers."""
     return replace(anatomy, **fields, others=tuple(replace(one, **fields) for one in anatomy.others))
 
 

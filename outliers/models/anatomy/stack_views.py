@@ -1,4 +1,4 @@
-"""Views of a model: the layers of a stack with the positions they read, or the reading of an encoder by a decoder."""
+"""Views of a model: the layers of a stack with the positions that they read, or a decoder's cross-attention."""
 
 from typing import NamedTuple
 
@@ -42,7 +42,7 @@ class StackView(NamedTuple):
 def stack_view_names(config: PretrainedConfig) -> list[str]:
     """Return the names of the views of a configuration's models."""
     return [
-        name for stack in stacks_of(config) for name, there in ((stack.stack, True), (CROSS, stack.cross_in)) if there
+        name for stack in stacks_of(config) for name, exists in ((stack.stack, True), (CROSS, stack.cross_in)) if exists
     ]
 
 

@@ -32,13 +32,13 @@ from outliers.models.hooks import attached
 from outliers.models.stream import outputs_of
 
 TOKENS = 16
-EXACT, ROUNDED = 1e-5, 0.05  # by which logits may differ, of the largest one: in float32, and in fewer bits
+EXACT, ROUNDED = 1e-5, 0.05  # largest relative differences of logits, in float32 and in fewer bits
 WRITES = ("attn_out", "cross_out", "ffn_out")  # roles of projections whose outputs are added to the stream
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-LOSS = 1e-6  # by which losses may differ in float32
-# Models that were checked: the layer whose branches do not add all that it changes, and the difference.
+LOSS = 1e-6  # largest relative difference of losses in float32
+# By checked model: the first layer whose change is not the sum of its branches, with the difference; else None.
 _checked: WeakKeyDictionary[nn.Module, tuple[str, float] | None] = WeakKeyDictionary()
-_checking = Lock()  # for threads that begin to measure one model at once
+_checking = Lock()  # for threads that measure one model at the same time
 
 
 def check_found(model: PreTrainedModel) -> None:
@@ -57,8 +57,8 @@ def check_found(model: PreTrainedModel) -> None:
 
 
 def check_sums(model: PreTrainedModel) -> None:
-    """Raise UserError if a layer changes the residual stream by something other than the sum of the outputs of its
-    attention and feed-forward projections."""
+    """Raise UserError if a layer changes the residual stream by more than the sum of the outputs of its attention and
+    feed-forward projections."""
     check_found(model)
     if wrong := _checked.get(model):
         path, difference = wrong
@@ -107,26 +107,27 @@ def _limit(model: PreTrainedModel) -> float:
 def _check(model: PreTrainedModel) -> tuple[str, float] | None:
     """Check calls, logits and loss; return the first layer that adds more than its branches, with the difference."""
     block, calls, sums = _few_tokens(model), Counter(), _BranchSums(model)
-    there, layers = list(projections(model)), layers_of(model)
+    parts, layers = list(projections(model)), layers_of(model)
 
     def count(module: nn.Module, _inputs: tuple) -> None:
         calls[module] += 1
 
-    counting = (module.register_forward_pre_hook(count) for module in {one.module for one in there})
+    counting = (module.register_forward_pre_hook(count) for module in {projection.module for projection in parts})
     state = None
     with attached(chain(counting, *map(sums.hooks, layers))):
         for stack, read in zip(stacks_of(model.config), inputs_of(model, block), strict=True):
             state = run_stack(model, stack, read, None if state is None else state[None])
     kind = model.config.model_type
-    places = Counter(one.module for one in there)  # one module may stand in several
-    for one in there:
-        if calls[one.module] != places[one.module] and (one.expert is None or calls[one.module]):
+    places = Counter(projection.module for projection in parts)  # one module may stand in several places
+    for projection in parts:
+        runs = calls[projection.module]
+        if runs != places[projection.module] and (projection.expert is None or runs):
             raise UserError(
-                f"'{one.path}' of '{kind}' runs {calls[one.module]} times in a pass; expected once, for what is "
-                f"measured of layer {one.layer} of {len(layers)} would be of several uses"
+                f"'{projection.path}' of '{kind}' runs {runs} times in a pass; expected once, for what is "
+                f"measured of layer {projection.layer} of {len(layers)} would be of several uses"
             )
     expected = _logits(model, block)
-    if not expected.isfinite().all():  # of which what is measured says where
+    if not expected.isfinite().all():  # measurements report where
         return None
     try:
         head = Head(model, state)
@@ -154,11 +155,11 @@ def _check(model: PreTrainedModel) -> tuple[str, float] | None:
 
 
 class _BranchSums:
-    """Compares the sum of the outputs of a layer's branches with the change that the layer makes to the stream.
+    """The differences between the change that a layer makes to the stream and the sum of its branches' outputs.
 
     Layers with routers, or with norms through which the stream itself goes, are not compared.
 
-    differences: by the path of a layer, the difference as a share of the largest entry of its output.
+    differences: by the path of a layer, relative to the largest entry of its output.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -181,7 +182,7 @@ class _BranchSums:
         yield layer.module.register_forward_hook(leave, with_kwargs=True)
 
     def _add(self, added: dict, name: str, _module: nn.Module, _inputs: tuple, output: object) -> None:
-        added[name] = outputs_of(output)[0].clone()  # to which Falcon adds in place
+        added[name] = outputs_of(output)[0].clone()  # Falcon adds to it in place
 
     def _leave(
         self, path: str, added: dict, scale: float, _module: nn.Module, args: tuple, kwargs: dict, output: object

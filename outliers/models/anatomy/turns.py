@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Calls(dict[int, int]):
-    """The number of the next call in each thread; a hook on the model in front of which it starts again."""
+    """The number of the next call in each thread; as a pre-forward hook of a model it starts again with each pass."""
 
     independent = True
 
@@ -16,7 +16,7 @@ class Calls(dict[int, int]):
 
 
 class Turns(nn.Module):
-    """A module for each of the calls in a pass, in the place of one that is called several times."""
+    """A replacement for a module that is called several times in a pass: one module for each call."""
 
     def __init__(self, modules: Iterable[nn.Module]):
         super().__init__()

@@ -51,7 +51,7 @@ def vision_config(config: PretrainedConfig) -> PretrainedConfig:
 
 
 class _Making:
-    """Makes models with their classifier, or towers without one."""
+    """An auto class that makes models with their classifier, or towers without one."""
 
     @staticmethod
     def from_config(config: PretrainedConfig, **options) -> PreTrainedModel:
@@ -66,7 +66,7 @@ def _siglip_tower() -> type:
     from transformers import SiglipForImageClassification
 
     class Tower(SiglipForImageClassification):
-        """A tower that draws no initial weights for a classifier, whether there is one or not."""
+        """A tower that draws no initial weights of a classifier."""
 
         def _init_weights(self, module: nn.Module) -> None:
             if module is not self:
@@ -116,8 +116,8 @@ def _check(config: PretrainedConfig, block: Example) -> None:
     """Raise UserError unless an example is a picture that the model takes."""
     pixels, tower = block.ids, _of_tower(config)
     side, patch = tower.image_size, tower.patch_size
-    there = isinstance(pixels, torch.Tensor) and pixels.ndim == 3 and pixels.is_floating_point()
-    if not there or len(pixels) != tower.num_channels:
+    is_picture = isinstance(pixels, torch.Tensor) and pixels.ndim == 3 and pixels.is_floating_point()
+    if not is_picture or len(pixels) != tower.num_channels:
         shape = f"{pixels.dtype} of shape {tuple(pixels.shape)}" if isinstance(pixels, torch.Tensor) else type(pixels)
         raise UserError(
             f"a picture is {shape}; expected float32 pixel values ({tower.num_channels}, height, width), as "

@@ -31,7 +31,7 @@ def check_in_memory(model: PreTrainedModel, what: str) -> None:
 def shared_in_copies(model: PreTrainedModel) -> dict[int, object]:
     """Return a memo for `copy.deepcopy` with which copies share parameters and offloaded weights."""
     hooks = (module._hf_hook for module in model.modules() if is_offloaded(module))
-    kept = (there for hook in hooks for there in (hook.weights_map, hook.tied_params_map))
+    kept = (mapping for hook in hooks for mapping in (hook.weights_map, hook.tied_params_map))
     return {id(one): one for one in (*model.parameters(), *kept) if one is not None}
 
 
@@ -47,13 +47,13 @@ def parameter_of(module: nn.Module, name: str = "weight") -> torch.Tensor | None
 
 
 def own_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
-    """Return the parameters of a model by name, and of tied ones only the first."""
+    """Return the parameters of a model by name, of tied ones only the first."""
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     parameters = dict(model.named_parameters())
     # Tied weights that are in memory are one parameter; accelerate makes two, of which it may offload one alone.
     pairs = {name: (parameters[name], parameters.get(tied[name])) for name in tied.keys() & parameters.keys()}
-    again = {name for name, pair in pairs.items() if any(one is not None and one.is_meta for one in pair)}
-    return {name: parameter for name, parameter in parameters.items() if name not in again}
+    repeated = {name for name, pair in pairs.items() if any(one is not None and one.is_meta for one in pair)}
+    return {name: parameter for name, parameter in parameters.items() if name not in repeated}
 
 
 def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
@@ -82,7 +82,7 @@ def device_of(model: PreTrainedModel) -> torch.device:
 
 
 def in_memory(module: nn.Module) -> nn.Module:
-    """Load the offloaded weights of a module that nothing else uses into it for good, and return it."""
+    """Load the offloaded weights of a module into it permanently, and return it; nothing else may use the module."""
     if is_offloaded(module):
         with align_module_device(module):
             parameters, buffers = dict(module._parameters), dict(module._buffers)

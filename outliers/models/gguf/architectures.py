@@ -1,7 +1,7 @@
-"""Architectures of which transformers reads no GGUF files: their configurations, from a header's fields alone.
+"""Architectures whose GGUF files transformers cannot read: their configurations, made from the fields of a header.
 
-`outliers.models.gguf.fields` completes them. What it cannot set field by field is set here, and left out of the header
-that it gets.
+`outliers.models.gguf.fields` completes them. Fields that it cannot set one by one are set here, and left out of the
+header that it gets.
 """
 
 import re
@@ -17,31 +17,32 @@ from outliers.models.gguf.header import GGUFHeader, Tensor
 
 SIGMOID = 2  # a function of routers
 MAVERICK = 128  # experts of the Llama 4 whose queries and keys have no norm
-# Of Llama 4 the configuration calls the experts' width what it calls that of dense layers elsewhere.
+# Llama 4's configuration uses the usual name of the dense layers' width for that of the experts.
 WIDTHS = {"feed_forward_length": "intermediate_size_mlp", "expert_feed_forward_length": "intermediate_size"}
 LATENT = ("attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length", "attention.value_length")
 LATENT += ("attention.key_length_mla", "attention.value_length_mla", "attention.head_count_kv")
 
 
 def made_by_fields(header: GGUFHeader) -> tuple[PretrainedConfig, GGUFHeader]:
-    """Make the configuration of an architecture of `BY_FIELDS`; return it, and the header without the fields that it
-    used."""
+    """Return the configuration of an architecture of `BY_FIELDS`, and the header without the fields that were used."""
     kind, more = BY_FIELDS[header.architecture](header)
     tokens = {f"{name}_token_id": header.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
     tied = all(tensor.name != "output.weight" for tensor in header.tensors)
     layers = {"num_hidden_layers": header.of_model("block_count")}
     config = AutoConfig.for_model(kind, **tokens, pad_token_id=None, tie_word_embeddings=tied, **layers, **more)
     read = (*WIDTHS, "attention.sliding_window") if kind == "llama4_text" else LATENT if "kv_lora_rank" in more else ()
-    left = {name: value for name, value in header.fields.items() if name.partition(".")[2] not in read}
+    remaining = {name: value for name, value in header.fields.items() if name.partition(".")[2] not in read}
     if "kv_lora_rank" in more:
-        left[f"{header.architecture}.attention.key_length"] = config.qk_rope_head_dim  # a head's width for other code
-    return config, header._replace(fields=left)
+        # other code reads the width of a head there
+        remaining[f"{header.architecture}.attention.key_length"] = config.qk_rope_head_dim
+    return config, header._replace(fields=remaining)
 
 
 def _deepseek(header: GGUFHeader) -> tuple[str, dict]:
-    """Return the type and the widths of latent attention, whose keys and values are made of a narrower state.
+    """Return the type and the widths of latent attention, which makes keys and values from a narrower state.
 
-    Newer files have the widths of this state as those of keys and values, and the widths of a head beside them.
+    Newer files give the widths of this state as those of keys and values, and the widths of a head in fields of their
+    own.
     """
     names = ("key_length", "value_length")
     head = [header.of_model(f"attention.{name}_mla") or header.of_model(f"attention.{name}") for name in names]
@@ -79,7 +80,7 @@ BY_FIELDS: dict[str, Callable[[GGUFHeader], tuple[str, dict]]] = {
 
 
 def without_next_tokens(header: GGUFHeader) -> GGUFHeader:
-    """Leave out the last layers of a file that predict further tokens, which transformers does not run."""
+    """Leave out a file's last layers that predict further tokens, which transformers does not run."""
     field = f"{header.architecture}.nextn_predict_layers"
     if header.architecture not in BY_FIELDS or not (count := header.fields.get(field)):
         return header
@@ -91,16 +92,16 @@ def without_next_tokens(header: GGUFHeader) -> GGUFHeader:
 
 
 def latent_tensors(model: PreTrainedModel, tensors: Iterable[Tensor]) -> Iterator[tuple[str, list[Tensor]]]:
-    """Yield the weights of latent attention that newer files hold in two tensors, for keys and for values."""
-    there = {tensor.name: tensor for tensor in tensors}
+    """Yield the names of weights of latent attention that newer files store in two tensors, for keys and for values."""
+    by_name = {tensor.name: tensor for tensor in tensors}
     for layer in layers_of(model):
-        parts = [there.get(f"blk.{layer.number}.attn_{name}_b.weight") for name in "kv"]
+        parts = [by_name.get(f"blk.{layer.number}.attn_{name}_b.weight") for name in "kv"]
         for path, module in layer.module.named_modules() if None not in parts else ():
             if path.endswith("kv_b_proj") and isinstance(module, nn.Linear):
                 yield f"{layer.path}.{path}.weight", parts
 
 
 def keys_and_values(header: GGUFHeader, parts: list[Tensor]) -> torch.Tensor:
-    """Return a weight of latent attention as its module has it: head by head, keys before values."""
+    """Join two stored tensors to a weight of latent attention, head by head, keys before values."""
     keys, values = (torch.from_numpy(header.read(part)) for part in parts)
     return torch.cat([keys.mT, values], 1).flatten(0, 1)

@@ -13,13 +13,13 @@ from outliers.models.gguf.header import GGUFHeader, Tensor
 
 NAME = re.compile(r"blk\.(?P<layer>\d+)\.ffn_(?P<kind>gate|up|gate_up|down)_exps\.(?P<end>weight|bias)")
 
-FUSED = "gate_up"  # of newer files: the gates of each expert, and behind them what they multiply
+FUSED = "gate_up"  # in newer files: the gate of each expert, followed by the projection that it multiplies
 
 
 def expert_tensors(model: PreTrainedModel, tensors: Iterable[Tensor]) -> dict[str, tuple[list[Tensor], nn.Module]]:
-    """Return the tensors of a file that each parameter of experts consists of, and the module of the parameter.
+    """Return the stored tensors of each parameter of experts, by its name, and the module of the parameter.
 
-    Gates come before what they multiply. A parameter of which the file lacks a tensor is left out.
+    Gates come before the projections that they multiply. A parameter with a missing tensor is left out.
     """
     found = defaultdict(dict)
     for tensor in tensors:
@@ -32,15 +32,15 @@ def expert_tensors(model: PreTrainedModel, tensors: Iterable[Tensor]) -> dict[st
         kinds = {"gate_up_proj": ("gate", "up")} if experts.has_gate else {"up_proj": ("up",)}
         for name, needed in {**kinds, "down_proj": ("down",)}.items():
             for end, suffix in (("weight", ""), ("bias", "_bias")):
-                there = found[layer.number, end]
-                needed = [FUSED] if name == "gate_up_proj" and FUSED in there else needed
-                if there.keys() >= {*needed}:
-                    parts[f"{path}.{name}{suffix}"] = [there[kind] for kind in needed], experts
+                by_kind = found[layer.number, end]
+                needed = [FUSED] if name == "gate_up_proj" and FUSED in by_kind else needed
+                if by_kind.keys() >= {*needed}:
+                    parts[f"{path}.{name}{suffix}"] = [by_kind[kind] for kind in needed], experts
     return parts
 
 
 def joined_experts(experts: nn.Module, header: GGUFHeader, parts: list[Tensor]) -> torch.Tensor:
-    """Return a parameter of all experts as its module has it."""
+    """Join stored tensors to a parameter of all experts, in the layout of its module."""
     tensors = [torch.from_numpy(header.read(part)) for part in parts]
     if NAME.fullmatch(parts[0].name)["kind"] == FUSED:
         tensors = tensors[0].chunk(2, 1)

@@ -1,4 +1,4 @@
-"""The header fields of a GGUF file that define a model's computation, and what each sets in a configuration.
+"""The header fields of a GGUF file that define a model's computation, and the attributes that they set.
 
 transformers reads some of them, for some architectures, and ignores the others. A field that llama.cpp knows and that
 sets nothing here is refused, unless its value has no effect.
@@ -15,7 +15,7 @@ from outliers.errors import UserError, shown
 from outliers.models.gguf.header import GGUFHeader
 from outliers.models.gguf.rotary import READ as ROTARY
 
-OTHER_NAMESPACES = ("adapter.", "clip.", "diffusion.", "xielu.")  # of things other than models of transformers
+OTHER_NAMESPACES = ("adapter.", "clip.", "diffusion.", "xielu.")  # of files that are no models of transformers
 EPSILON = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps")
 
 
@@ -67,7 +67,7 @@ class Field(NamedTuple):
     used: Callable[[PretrainedConfig], bool] = lambda _config: True
 
 
-GATES = dict.fromkeys(("glm4_moe", "deepseek_v3", "llama4_text"), 2)  # sigmoids; those of others are a softmax, 1
+GATES = dict.fromkeys(("glm4_moe", "deepseek_v3", "llama4_text"), 2)  # gates that are sigmoids; others are a softmax, 1
 FIELDS = {
     "block_count": Field(("num_hidden_layers",)),
     "decoder_block_count": Field(("num_decoder_layers",)),
@@ -135,12 +135,12 @@ FIELDS = {
     "nextn_predict_layers": Field(),
     "rope.dimension_sections": Field(),
     "rope.scaling.yarn_attn_factor": Field((), _only(1)),
-    # fields that llama.cpp reads and does not compute with, or not for logits
+    # fields that do not affect the logits of llama.cpp
     "tensor_data_layout": Field((), _any),
     "pooling_type": Field((), _any),
     "classifier.output_labels": Field((), _any),
 }
-# Fields that transformers converts by rules of an architecture; stablelm's follows from its tensors.
+# Fields that transformers converts by an architecture's own rules; that of stablelm follows from its tensors.
 BY_TRANSFORMERS = {
     "stablelm": ("use_parallel_residual",),
     "lfm2": ("attention.head_count_kv", "shortconv.l_cache"),
@@ -224,7 +224,7 @@ def say_fields(config: PretrainedConfig, header: GGUFHeader, file: Path) -> list
 
 
 def _check_there(config: PretrainedConfig, header: GGUFHeader, file: Path) -> None:
-    """Raise UserError if a field is missing that transformers would invent."""
+    """Raise UserError if a field is missing for which transformers would assume a value."""
     needed = [("embedding_length",), ("attention.head_count",)] if hasattr(config, "num_attention_heads") else []
     needed += [tuple(key for key, field in FIELDS.items() if field.attributes is EPSILON)]
     for keys in needed:
@@ -233,7 +233,7 @@ def _check_there(config: PretrainedConfig, header: GGUFHeader, file: Path) -> No
 
 
 def _set(config: PretrainedConfig, field: Field, value, own: set[str]) -> bool:
-    """Set an attribute of a configuration from a field; return False if its model does not compute so."""
+    """Set an attribute of a configuration from a field; return False if a model cannot compute with the value."""
     attribute = next((name for name in field.attributes if name in own), None)
     if attribute is None or not field.used(config):
         return field.harmless(value, config)

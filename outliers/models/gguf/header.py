@@ -20,7 +20,7 @@ from outliers.models.internals import _read_metadata, _read_tensor_table
 from outliers.models.stored.tensors import WeightFile
 from outliers.models.weight_files import state_of
 
-# Only so many bytes of a file are parsed, however long its header claims to be; 262,144 tokens take 15 MB.
+# Bytes of a file that are parsed at most, whatever its header claims; 262,144 tokens take 15 MB.
 LONGEST = 24 << 20
 MOST_ENTRIES = 1 << 16  # fields, or tensors
 SIZES = ("context_length", "embedding_length", "feed_forward_length", "attention.head_count", "attention.head_count_kv")
@@ -75,7 +75,7 @@ class GGUFHeader(NamedTuple):
 
     @property
     def type(self) -> str | None:
-        """The type of most quantized weights, such as "Q4_1", as the file states it, or from its tensors; None if
+        """The type of most quantized weights, such as "Q4_1", as declared by the file or else by its tensors; None if
         unquantized."""
         bytes_of = Counter()
         for tensor in self.tensors:
@@ -91,7 +91,7 @@ class GGUFHeader(NamedTuple):
 
 @contextmanager
 def gguf_refusals(file: Path) -> Iterator[None]:
-    """Convert what the readers raise for an invalid file to one line."""
+    """Convert the errors of the readers for an invalid file to one line."""
     try:
         yield
     except UserError:
@@ -106,7 +106,7 @@ def gguf_refusals(file: Path) -> Iterator[None]:
 
 
 def remembered(read: Callable[[Path], Made]) -> Callable[[Path], Made]:
-    """Cache what a function makes from a file until the file changes, with the errors of `gguf_refusals`."""
+    """Cache the result of a function of a file until the file changes, with the errors of `gguf_refusals`."""
     of_state = functools.lru_cache(maxsize=4)(lambda file, _state: read(file))
 
     @functools.wraps(read)
@@ -170,7 +170,7 @@ def _tensor(name: str, shape: tuple[int, ...], code: int, offset: int, data: int
 
 
 def _check_architecture(start: np.ndarray, file: Path) -> None:
-    """Raise UserError unless the header names an architecture, which later parts of a split model do not."""
+    """Raise UserError unless the header names an architecture, which is absent from later parts of a split model."""
     if b"general.architecture" in (content := start.tobytes()):
         return
     numbers = [re.search(rb"split\." + name + rb"[\x02-\x05]\0\0\0(..)", content, re.DOTALL) for name in PLACE]
@@ -187,7 +187,7 @@ def _part(file: Path, number: int, count: int) -> UserError:
 
 
 def _check_kind(fields: dict, file: Path) -> None:
-    """Raise UserError unless the file has a whole model, not a part of one or an addition to one."""
+    """Raise UserError unless the file holds a whole model."""
     if (count := fields.get("split.count", 1)) > 1:
         raise _part(file, fields.get("split.no", 0), count)
     if (kind := fields.get("general.type", "model")) != "model":
@@ -213,7 +213,7 @@ def _check_places(header: GGUFHeader) -> None:
 
 
 def _check_sizes(header: GGUFHeader, file: Path) -> None:
-    """Raise UserError unless the file has a whole language model; too many claimed layers would take long to build."""
+    """Raise UserError unless the number of layers is that of the file, because building too many would take long."""
     claimed = header.of_model("block_count")
     if claimed is None:
         raise UserError(f"'{file}' does not state its number of layers; expected a language model")

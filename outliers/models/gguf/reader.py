@@ -38,7 +38,8 @@ from outliers.models.internals import (
 from outliers.models.skeleton import skeleton
 from outliers.models.stored.tensors import Lazy
 
-PROJECTIONS = ("attn_output", "ffn_gate", "ffn_down")  # whose biases may be missing while others, see BIASES, exist
+# Projections whose biases may be missing while those of `fields.BIASES` exist.
+PROJECTIONS = ("attn_output", "ffn_gate", "ffn_down")
 MODEL_TYPES = (  # of configurations whose models are read, which tests compare with transformers' own
     *("gpt2", "bloom", "llama", "mistral", "qwen2", "qwen3", "phi3", "stablelm", "starcoder2", "gemma2"),
     *("gemma3_text", "falcon", "qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss", "olmoe", "glm4_moe", "deepseek_v2"),
@@ -66,13 +67,13 @@ def unread_fields(file: Path) -> list[str]:
 
 @remembered
 def _read_config(file: Path) -> tuple[PretrainedConfig, list[str]]:
-    """Return the configuration of a file's model, and the names of fields that are not read."""
+    """Return the configuration of a file's model, and the names of unread fields."""
     header = without_next_tokens(with_one_value(read_header(file)))
     if header.architecture in BY_FIELDS:
         config, header = made_by_fields(header)
     else:
         config = _by_transformers(header)
-    if header.architecture == "llama" and header.of_model("expert_count"):  # for llama.cpp no type of its own
+    if header.architecture == "llama" and header.of_model("expert_count"):  # llama.cpp has no type for Mixtral
         fields = AutoConfig.for_model("mixtral").to_dict().keys() & config.to_dict().keys() - {"model_type"}
         config = AutoConfig.for_model("mixtral", **{name: getattr(config, name) for name in fields})
     if header.of_model("vocab_size") is None:
@@ -99,10 +100,10 @@ def stored_type(file: Path) -> str | None:
 
 
 def _by_transformers(header: GGUFHeader) -> PretrainedConfig:
-    """Return the configuration that transformers makes of a header.
+    """Return the configuration that transformers derives from a header.
 
-    transformers takes seconds to read a vocabulary, and trusts what a header claims. So it gets a file with the same
-    fields and names of tensors, and nothing else.
+    transformers takes seconds to read a vocabulary, and trusts the claims of a header. So it gets a file with only the
+    fields and the names of tensors.
     """
     with tempfile.TemporaryDirectory() as folder:
         writer = gguf.GGUFWriter(Path(folder) / "header.gguf", header.architecture)
@@ -128,8 +129,8 @@ def _say_feed_forward(config: PretrainedConfig, names: set[str]) -> None:
 
 
 def _check_scale(config: PretrainedConfig, file: Path) -> None:
-    """Refuse a Gemma file whose attention scale is unknown and may differ from the one that transformers assumes for
-    all."""
+    """Raise UserError if a Gemma file does not give its attention scale, which may then differ from the one that
+    transformers assumes."""
     scale, width = getattr(config, "query_pre_attn_scalar", None), getattr(config, "head_dim", None)
     if scale is not None and scale != width:
         raise UserError(
@@ -139,7 +140,7 @@ def _check_scale(config: PretrainedConfig, file: Path) -> None:
 
 
 def _copy(writer: gguf.GGUFWriter, name: str, value) -> None:
-    """Write a header field, unless the writer adds it, or it is of the vocabulary or of rotary embeddings."""
+    """Write a header field, except fields that the writer adds, and those of the vocabulary and of rotary scaling."""
     of_vocabulary = name.startswith("tokenizer.") and not name.endswith("_token_id")
     if name in ("general.architecture", "general.alignment") or of_vocabulary or ".rope.scaling." in name:
         return
@@ -170,8 +171,8 @@ def read_tensors(file: Path, model: PreTrainedModel) -> dict[str, Lazy]:
         own_names = {name: own.replace(f"{CORRECTION}.bias", f"{CORRECTION}_bias") for name, own in own_names.items()}
         of_experts = expert_tensors(model, header.tensors)
         latent = dict(latent_tensors(model, header.tensors))
-        parts = defaultdict(list, latent | {own_name: of_it for own_name, (of_it, _) in of_experts.items()})
-        placed = {tensor.name for of_it in parts.values() for tensor in of_it}
+        parts = defaultdict(list, latent | {own_name: stored for own_name, (stored, _) in of_experts.items()})
+        placed = {tensor.name for stored in parts.values() for tensor in stored}
         for tensor in (one for one in header.tensors if one.name not in placed):
             parts[next((own_names[name] for name in _names(tensor) if name in own_names), None)].append(tensor)
         others = [own_name for own_name in parts if own_name not in expected]
@@ -187,14 +188,14 @@ def read_tensors(file: Path, model: PreTrainedModel) -> dict[str, Lazy]:
             return partial(_processed, header, own_name, processor.process)
 
         tensors = {}
-        for own_name, of_it in parts.items():
+        for own_name, stored in parts.items():
             shape, of_all = tuple(expected[own_name].shape), own_name in of_experts
-            tensors[own_name] = _lazy(header, own_name, shape, of_it, made(own_name), of_all)
+            tensors[own_name] = _lazy(header, own_name, shape, stored, made(own_name), of_all)
         return tensors | {own_name: _zeros(own_name, tuple(expected[own_name].shape)) for own_name in zeros}
 
 
 def _without_biases(own_names: dict[str, str], absent: Collection[str]) -> set[str]:
-    """Return the biases of projections that no layer has in the file; transformers has one switch for several
+    """Return the biases of projections that no layer of the file has; transformers has one switch for several
     projections.
 
     own_names: the model's names of tensors by those in the file. absent: the model's names that are not in the file.
@@ -213,7 +214,7 @@ def _zeros(own_name: str, shape: tuple[int, ...]) -> Lazy:
 def _lazy(
     header: GGUFHeader, own_name: str, shape: tuple[int, ...], parts: list[Tensor], make: Callable, of_experts: bool
 ) -> Lazy:
-    """Return a tensor of a model; make: makes it of its parts in the file, which may be of all experts."""
+    """Return a tensor of a model; make: joins its parts in the file, each of which may hold all experts."""
 
     def read() -> torch.Tensor:
         with gguf_refusals(header.file.path):
@@ -243,8 +244,7 @@ def _processed(header: GGUFHeader, own_name: str, process: Callable, parts: list
 def _check_complete(
     model: PreTrainedModel, parts: dict[str, list[Tensor]], unused: list[str], file: Path, zeros: Collection[str]
 ) -> None:
-    """Raise UserError unless the file has exactly the model's tensors; raise what gguf raises if it cannot
-    dequantize one."""
+    """Raise UserError unless the file has exactly the model's tensors, of types that gguf can dequantize."""
     expected = model.state_dict()
     own = (*dict(model.named_parameters()), *(name for name, _ in model.named_buffers() if name in expected))
     missing = [tensor_name for tensor_name in own if tensor_name not in {*parts, *zeros}]
@@ -264,7 +264,7 @@ def _check_complete(
 
 
 class _Names(NamedTuple):
-    """The part of a module's interface that transformers uses to find the names of its tensors in a file."""
+    """The part of a module's interface from which transformers finds the names of its tensors in a file."""
 
     config: PretrainedConfig
     tensors: dict
@@ -278,5 +278,5 @@ class _Names(NamedTuple):
 
 
 def _names(tensor: Tensor) -> tuple[str, str]:
-    """Return the names a tensor may have; those joined to one parameter of all experts lack ".weight"."""
+    """Return the possible names of a tensor; tensors that are joined to a parameter of all experts lack ".weight"."""
     return tensor.name, tensor.name.removesuffix(".weight")

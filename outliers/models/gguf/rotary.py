@@ -1,4 +1,4 @@
-"""The rotary position embeddings of a GGUF file, of which transformers reads only the base."""
+"""The rotary position embeddings of a GGUF file; transformers reads only their base."""
 
 import copy
 import math
@@ -66,9 +66,9 @@ def _say_dimensions(parameters: dict, config: PretrainedConfig, header: GGUFHead
 
 
 def _say_scaling(parameters: dict, config: PretrainedConfig, header: GGUFHeader, file: Path) -> None:
-    """Set the scaling as llama.cpp reads it: linear if no type is given, and none if the factor is 0 or absent."""
+    """Set the scaling as llama.cpp reads it: linear if no type is given, none if the factor is 0 or absent."""
 
-    def said(name: str, default):
+    def number(name: str, default):
         value = header.of_model(f"{SCALING}{name}", default)
         if value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf):
             raise UserError(f"'{file}' is damaged: its '{SCALING}{name}' is {value}; download it again")
@@ -77,32 +77,32 @@ def _say_scaling(parameters: dict, config: PretrainedConfig, header: GGUFHeader,
     kind = header.of_model(f"{SCALING}type", "linear")
     if kind not in ("none", "linear", "yarn"):
         raise UserError(f"'{file}' scales rotary embeddings by '{kind}'; expected none, linear or yarn")
-    factor = said("factor", None)
+    factor = number("factor", None)
     factor = header.of_model("rope.scale_linear", 0) if factor is None else factor
     factor = 1.0 if kind == "none" or not factor else factor
-    attention = said("attn_factor", 1.0)
+    attention = number("attn_factor", 1.0)
     mixing = header.of_model(f"{SCALING}yarn_ext_factor", -1.0)  # negative for the default of the type
     if mixing >= 0 and mixing != (kind == "yarn"):
         raise UserError(
             f"'{file}' mixes YaRN by a share of {mixing} into rotary embeddings that are scaled by '{kind}'; use "
             "safetensors"
         )
-    latent, logarithm = hasattr(config, "kv_lora_rank"), said("yarn_log_multiplier", 0.0)
+    latent, logarithm = hasattr(config, "kv_lora_rank"), number("yarn_log_multiplier", 0.0)
     if logarithm and not (latent and kind == "yarn"):
         raise UserError(
             f"'{file}' says {SCALING}yarn_log_multiplier {logarithm:.6g}, which {config.model_type} as transformers "
             "computes it has no place for; use safetensors"
         )
     if kind == "yarn":
-        if latent:  # whose logits are scaled in the place of keys and queries
+        if latent:  # YaRN then scales the logits instead of keys and queries
             parameters |= dict.fromkeys(("mscale", "mscale_all_dim"), round(10 * logarithm, 6))
         parameters |= {
             "rope_type": kind,
             "factor": factor,
-            "original_max_position_embeddings": said("original_context_length", config.max_position_embeddings),
+            "original_max_position_embeddings": number("original_context_length", config.max_position_embeddings),
             "attention_factor": attention if latent else attention * (1 + 0.1 * math.log(max(factor, 1))),
-            "beta_fast": said("yarn_beta_fast", 32.0),
-            "beta_slow": said("yarn_beta_slow", 1.0),
+            "beta_fast": number("yarn_beta_fast", 32.0),
+            "beta_slow": number("yarn_beta_slow", 1.0),
         }
     elif attention != 1:
         raise UserError(

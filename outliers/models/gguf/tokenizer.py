@@ -1,7 +1,7 @@
 """The tokenizer of a GGUF file, as its header defines it for llama.cpp.
 
-transformers reads the vocabulary, and takes the rest from its own tokenizer of some architecture. So the tokenizer is
-built here from parts of the library `tokenizers`.
+transformers reads only the vocabulary from the file, and assumes the rest. So the tokenizer is built here from parts of
+the library `tokenizers`.
 """
 
 import logging
@@ -62,7 +62,7 @@ class Vocabulary:
         return values[: len(self.tokens)]
 
     def of_types(self, *types: TokenType) -> list[str]:
-        return [token for token, of_it in zip(self.tokens, self.types, strict=True) if of_it in types]
+        return [token for token, kind in zip(self.tokens, self.types, strict=True) if kind in types]
 
     @property
     def merges(self) -> list[tuple[str, ...]]:
@@ -166,7 +166,7 @@ def _of_likelihoods(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _with_sentinels(tokens: list[str]) -> list[str]:
-    """Restore the names of T5's sentinels, in falling order, which the converter drops."""
+    """Restore the names of T5's sentinels, in descending order, which the converter drops."""
     left = count(SENTINELS - 1, -1)
     named = [f"<extra_id_{next(left)}>" if token.startswith(PLACEHOLDER) else token for token in tokens]
     return [old if new.startswith("<extra_id_-") else new for old, new in zip(tokens, named, strict=True)]

@@ -1,7 +1,7 @@
 """Weights quantized by other libraries, dequantized without the library: several stored tensors make a weight.
 
-Each method of `quantization_config` is a row of `METHODS`. Activations that a library quantizes while it computes are
-not a matter of the checkpoint.
+Each method of `quantization_config` is a row of `METHODS`. Activations that a library quantizes at run time are
+ignored.
 """
 
 import re
@@ -60,9 +60,9 @@ def unpacked(stored: dict[str, Lazy], fields: dict, name: str, transposed: Colle
                     del tensors[path + end]
                 turned = any(module == path[:-1] or module.endswith(f".{path[:-1]}") for module in transposed)
                 tensors[f"{path}weight"] = _weight(format, parts, fields, name, path, turned)
-    if left := next((key for key in tensors if key.rpartition(".")[2] in PACKED_ENDS), None):
+    if code := next((key for key in tensors if key.rpartition(".")[2] in PACKED_ENDS), None):
         raise UserError(
-            f"the checkpoint of '{name}' holds packed codes '{left}', and 'quantization_config' of its configuration "
+            f"the checkpoint of '{name}' holds packed codes '{code}', and 'quantization_config' of its configuration "
             f"says {f'{method!r}' if method else 'nothing'} of them; expected the method that packed them"
         )
     if method in ALWAYS_PACKED and tensors == stored:
@@ -74,7 +74,7 @@ def unpacked(stored: dict[str, Lazy], fields: dict, name: str, transposed: Colle
 
 
 def _weight(format: StoredFormat, parts: dict[str, Lazy], fields: dict, name: str, path: str, turned: bool) -> Lazy:
-    """Return the weight made from tensors, given by the ends of their names; turned: whether features come first."""
+    """Return the weight made of stored parts, by the ends of their names; turned: whether features come first."""
     try:
         with refusals(name, part=f"'{path}{format.codes}' of "):
             if (own := module_fields(fields, path[:-1], name)) is None:

@@ -13,7 +13,8 @@ from outliers.models.skeleton import refusals, skeleton
 from outliers.models.stored.tensors import Lazy, printable, read_safetensors
 from outliers.models.weight_files import ADAPTER, ADAPTER_WEIGHTS, adapter_fields, adapter_in_words, regular_file
 
-PLAIN_STARTS = (True, False, "gaussian", "orthogonal", None)  # of LoRA; others change the base weights too
+# Initializations of LoRA that leave the base weights unchanged.
+PLAIN_STARTS = (True, False, "gaussian", "orthogonal", None)
 # Settings for changes other than of modules' parameters.
 UNREAD = ("target_parameters", "trainable_token_indices", "bias", "alora_invocation_tokens")
 
@@ -47,8 +48,8 @@ def merge_adapter(tensors: dict[str, Lazy], config: PretrainedConfig, folder: Pa
 def _by_peft(
     base: PreTrainedModel, folder: Path, fields: dict, weights: Path
 ) -> tuple[dict[str, nn.Module], dict[str, Lazy]]:
-    """Return PEFT's layers in place of the modules that an adapter changes, by the names of their parameters, and the
-    weights of such modules that the adapter holds whole, as PEFT saves embeddings."""
+    """Return PEFT's layers for the modules that an adapter changes, by the names of their parameters, and the base
+    weights that the adapter holds whole, as PEFT saves embeddings."""
     try:
         from peft import PeftConfig, PeftModel, get_peft_model_state_dict
         from peft.tuners.tuners_utils import BaseTunerLayer
@@ -105,6 +106,6 @@ def _lazy(plain: dict[str, Lazy], layer: nn.Module, name: str) -> Lazy:
             setattr(whole, part, nn.Parameter(plain[f"{path}.{part}"].read().float(), requires_grad=False))
         with torch.no_grad():
             merging.merge()
-        return merging.get_base_layer().get_parameter(own).data  # another module than before where norms are merged
+        return merging.get_base_layer().get_parameter(own).data  # merging replaces the module of a norm
 
     return plain[name]._replace(dtype="F32", read=read, piece=None)

@@ -59,8 +59,8 @@ def _sizes_of_4_bits(stored: dict[str, Lazy], fields: dict) -> Iterator[Sizes]:
         raise Contradiction("weight.quant_state.bitsandbytes__nf4", None, "one")
     state = json.loads(bytes(stored[end].read().tolist()))
     outputs, features = state["shape"]
-    said = ("load_in_4bit", "bnb_4bit_quant_type", "blocksize", "nested_blocksize")
-    yield Sizes(outputs, features, 4, fields | state, said, -(-outputs * features // state["blocksize"]))
+    names = ("load_in_4bit", "bnb_4bit_quant_type", "blocksize", "nested_blocksize")
+    yield Sizes(outputs, features, 4, fields | state, names, -(-outputs * features // state["blocksize"]))
 
 
 def _nested(sizes: Sizes) -> bool:

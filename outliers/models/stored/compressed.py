@@ -12,7 +12,8 @@ SAID = ("num_bits", "type", "strategy", "group_size", "block_structure", "symmet
 
 
 def _sizes(shape: tuple[int, ...], fields: dict) -> Iterator[Sizes]:
-    """Yield the sizes under each module group of the configuration; whether its targets match does not affect sizes."""
+    """Yield the sizes under each module group of the configuration; targets are ignored, because sizes do not depend on
+    them."""
     outputs, features = shape
     for group in fields.get("config_groups", {}).values():
         if not (weights := group.get("weights")):

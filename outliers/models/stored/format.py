@@ -79,7 +79,7 @@ class StoredFormat(NamedTuple):
     note: Callable[[dict[str, Lazy], Sizes], str] = lambda _parts, _sizes: ""
 
     def settled(self, stored: dict[str, Lazy], fields: dict) -> tuple[Sizes, str]:
-        """Return the sizes that all tensors of a weight have, and the note on it.
+        """Return the sizes that fit all tensors of a weight, and the note on how they were read.
 
         Raises:
             Contradiction: no reading of the configuration fits; the contradiction to the first one is raised.
@@ -97,10 +97,10 @@ class StoredFormat(NamedTuple):
 
 
 def _compare(part: StoredTensor, sizes: Sizes, stored: dict[str, Lazy]) -> None:
-    end, there = next((end for end in stored if re.fullmatch(part.end, end)), None), part.there(sizes)
-    if end is None and not there:
+    end, required = next((end for end in stored if re.fullmatch(part.end, end)), None), part.there(sizes)
+    if end is None and not required:
         return
-    if there is False:
+    if required is False:
         raise Contradiction(end, "", "none")
     dtypes, shape = part.form(sizes)
     expected = " or ".join(dtypes) + ("" if shape is None else f" of the shape {shape}")

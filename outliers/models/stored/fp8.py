@@ -13,17 +13,17 @@ EXPONENTS = "F8_E8M0"  # powers of two, the scales of DeepSeek's later checkpoin
 
 def _sizes(stored: dict[str, Lazy], fields: dict) -> Iterator[Sizes]:
     outputs, features = stored["weight"].shape
-    said = ("weight_block_size",)
+    names = ("weight_block_size",)
     if (block := fields.get("weight_block_size", BLOCK)) is None:
         for scales in ((), (1,), (1, 1)):
-            yield Sizes(outputs, features, 8, fields, said, scales=scales)
+            yield Sizes(outputs, features, 8, fields, names, scales=scales)
         return
     if not (
         isinstance(block, list | tuple) and len(block) == 2 and all(type(size) is int and size > 0 for size in block)
     ):
         raise ValueError(f"'weight_block_size' {block!r}; expected two whole numbers from 1 on")
     scales = (-(-outputs // block[0]), -(-features // block[1]))
-    yield Sizes(outputs, features, 8, fields, said, scales=scales)
+    yield Sizes(outputs, features, 8, fields, names, scales=scales)
 
 
 def unpack_blocks(tensors: dict[str, torch.Tensor], sizes: Sizes) -> torch.Tensor:

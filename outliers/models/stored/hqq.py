@@ -36,9 +36,9 @@ def _sizes(stored: dict[str, Lazy], fields: dict) -> Iterator[Sizes]:
         raise Contradiction("packing", repr(own["packing"])[:50], f"one of {', '.join(PACKINGS)}")
     if own["axis"] not in (0, 1) or own["group_size"] < 1 or outputs * features % own["group_size"]:
         raise Contradiction("group_size", f"{own['group_size']} along axis {own['axis']}", "groups of whole weights")
-    said = fields.get("quant_config") or {}
-    said = {key: value for key, value in (said.get("weight_quant_params") or {}).items() if key in NUMBERS[:3]}
-    for key, value in said.items():
+    declared = fields.get("quant_config") or {}
+    declared = {key: value for key, value in (declared.get("weight_quant_params") or {}).items() if key in NUMBERS[:3]}
+    for key, value in declared.items():
         if value not in (None, own[key]):
             raise Contradiction(key, f"{own[key]}", f"{value}, as its 'quantization_config' has it")
     groups = outputs * features // own["group_size"]

@@ -7,8 +7,8 @@ import regex
 
 from outliers.errors import UserError, shown
 
-SECONDS = 1.0  # time limit for a pattern of a file and a name: longer means an attack, or a mistake
-# auto-round's names of packings, and the method that packs alike.
+SECONDS = 1.0  # time limit for matching a file's pattern with a name, which may be an attack or a mistake
+# By auto-round's name of a packing: the method that packs in the same way.
 PACKED_LIKE = {
     "auto_round:auto_gptq": "gptq",
     "auto_round:gptq": "gptq",
@@ -19,8 +19,7 @@ WHOLE = 16  # bits, from which on auto-round does not quantize a module
 
 
 def as_method(fields: dict) -> dict:
-    """Rewrite auto-round's fields for the method that packs alike, whose fields have the same names; return others
-    unchanged."""
+    """Rewrite auto-round's fields as those of the method that packs in the same way; return others unchanged."""
     if fields.get("quant_method") != "auto-round":
         return fields
     method = PACKED_LIKE[fields.get("packing_format", "auto_round:auto_gptq").lower()]
@@ -35,14 +34,15 @@ def module_fields(fields: dict, module: str, name: str) -> dict | None:
 
 
 def _dynamic(fields: dict, module: str, name: str) -> Iterator[dict | None]:
-    """Yield GPTQModel's fields: the first matching prefix pattern counts; `-:` before it excludes the module."""
+    """Yield GPTQModel's fields of a module for each pattern that matches a prefix; None if `-:` before it excludes the
+    module."""
     for pattern, of_module in (fields.get("dynamic") or {}).items():
         if _matches(regex.match, pattern.removeprefix("-:").removeprefix("+:"), module, name):
             yield None if pattern.startswith("-:") else of_module
 
 
 def _extra(fields: dict, module: str, name: str) -> Iterator[dict | None]:
-    """Yield auto-round's fields, which are given by module name, or else by pattern."""
+    """Yield auto-round's fields of a module, given by module name, or else by pattern."""
     extra = fields.get("extra_config") or {}
     keys = [module] if module in extra else [key for key in extra if re.search(r"[^\w.\-]", key)]
     for key in keys:

@@ -117,7 +117,7 @@ def _stored(
 
 
 def twice(name: str, first: Lazy, second: Lazy) -> UserError:
-    """Return the error for a tensor that the files of model `name` have twice."""
+    """Return the error for a tensor that occurs twice in the files of model `name`."""
     places = " and ".join(f"'{printable(lazy.name)}' in '{lazy.spans[0][0].path.name}'" for lazy in (second, first))
     return UserError(f"the checkpoint of '{name}' holds a tensor twice: {places}; expected each once")
 

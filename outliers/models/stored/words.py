@@ -30,11 +30,11 @@ def unpack_words(words: torch.Tensor, bits: int) -> torch.Tensor:
     return (whole[..., None] >> shifts & (1 << bits) - 1).flatten(-2)
 
 
-def _sizes(features: int, outputs: int, bits: int, fields: dict, said: tuple[str, ...]) -> Iterator[Sizes]:
+def _sizes(features: int, outputs: int, bits: int, fields: dict, names: tuple[str, ...]) -> Iterator[Sizes]:
     size = fields.get("group_size", GROUP_SIZE)
     if not isinstance(size, int) or (size < 1 and size != -1):
         raise ValueError(f"'group_size' {size!r}; expected a whole number from 1 on, or -1 for one group")
-    yield Sizes(outputs, features, bits, fields, said, 1 if size == -1 else -(-features // size))
+    yield Sizes(outputs, features, bits, fields, names, 1 if size == -1 else -(-features // size))
 
 
 def _natural_groups(sizes: Sizes) -> torch.Tensor:
@@ -96,22 +96,22 @@ def _zero_points(words: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, str]:
     by_gptqmodel = "gptqmodel" in str(fields.get("meta"))
     versions = {SECOND: [stored], FIRST: [added, increased] if by_gptqmodel else [increased, added]}
     label = next((fields[name].lower() for name in ("checkpoint_format", "format") if fields.get(name)), None)
-    said = f"checkpoint_format says {label}" if label else "no checkpoint_format"
+    label_text = f"checkpoint_format says {label}" if label else "no checkpoint_format"
     for version, candidates in versions.items():
         for zeros in candidates:
             if (zeros == middle).all():
-                return zeros, "" if version == (label or FIRST) else f"{version} by their values, where {said}"
+                return zeros, "" if version == (label or FIRST) else f"{version} by their values, where {label_text}"
     if fields.get("sym") is True:
         raise Contradiction(
             "qzeros",
             f"with zero points from {stored.min()} to {stored.max()}",
             f"{middle} everywhere, or {middle - 1} in version {FIRST},",
         )
-    return versions[label or FIRST][0], f"{label or FIRST} by assumption, where {said} and sym is not true"
+    return versions[label or FIRST][0], f"{label or FIRST} by assumption, where {label_text} and sym is not true"
 
 
 def unpack_gptq(tensors: dict[str, torch.Tensor], sizes: Sizes) -> torch.Tensor:
-    """Dequantize a weight whose features have the scale and zero point of their group in `g_idx`."""
+    """Dequantize a weight; `g_idx` holds the group of each feature, which has a scale and a zero point."""
     codes = unpack_words(tensors["qweight"].T, sizes.bits).T[: sizes.features]
     groups = tensors["g_idx"].long() if "g_idx" in tensors else _natural_groups(sizes)
     return _dequantized(codes, _zero_points(tensors["qzeros"], sizes)[0], tensors["scales"], groups)

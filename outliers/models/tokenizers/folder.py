@@ -1,7 +1,7 @@
 """The tokenizer of a folder or repository, as its tokenizer.json defines it, whatever class the configuration names.
 
 transformers rebuilds some classes from the vocabulary of the file, with rules of their own. So the result is compared
-with the file, and if they differ the file alone is used.
+with the file, and the file is used if they differ.
 """
 
 import json
@@ -65,7 +65,7 @@ def read_folder_tokenizer(
         _encode_probe(tokenizer)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # of any class: a missing vocabulary explains it, or the class that the folder names
+    except BaseException as error:  # of any class; a missing vocabulary may explain it
         _check_present(source, name, VOCABULARIES)
         try:
             tokenizer, names = PreTrainedTokenizerFast.from_pretrained(source.path, **keywords), set()
@@ -111,13 +111,13 @@ def _none(name: str, reason: str) -> UserError:
 
 
 def _check_present(source: Source, name: str, names) -> None:
-    """Raise UserError if none of some files exists: transformers would invent a tokenizer."""
+    """Raise UserError if none of some files exists, because transformers would invent a tokenizer."""
     if not any(file_of(source, file, download=False) for file in names):
         raise _none(name, "it holds no vocabulary")
 
 
 def _check_files(source: Source) -> None:
-    """Raise UserError for files that no tokenizer has, before a library parses them."""
+    """Raise UserError for files that cannot be a tokenizer's, before a library parses them."""
     for name in (WHOLE, CONFIG, *VOCABULARIES[1:]):
         file = file_of(source, name, download=name in KINDS)
         if file is None:
@@ -137,8 +137,7 @@ def _check_files(source: Source) -> None:
 
 
 def _read_fields(file: Path) -> dict:
-    """Return the fields of a file of JSON; raise UserError if it has none, or one of another type than its readers
-    expect."""
+    """Return the fields of a JSON file; raise UserError if it holds no object, or a field of an unexpected type."""
     try:
         fields = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -179,4 +178,4 @@ def _as_the_file_says(
 def _parts(tokenizer: Tokenizer) -> tuple:
     """Return the parts of a tokenizer that determine the tokens of a text, apart from added tokens."""
     parts = json.loads(tokenizer.to_str())
-    return parts["normalizer"], parts["pre_tokenizer"], {name: said for name, said in parts["model"].items() if said}
+    return parts["normalizer"], parts["pre_tokenizer"], {name: value for name, value in parts["model"].items() if value}

@@ -1,4 +1,4 @@
-"""Finds the stacks of layers of a model by one pass on the meta device."""
+"""Discovery of the stacks of layers of a model by one pass on the meta device."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -12,7 +12,7 @@ from outliers.models.anatomy.discovery.flow import ADDED, MEMORY, STREAM, Record
 from outliers.models.anatomy.discovery.layer import FoundLayer
 from outliers.models.anatomy.row import Anatomy, of_all_kinds
 
-RESIDUAL_SCALE = "residual_multiplier"  # the field of a configuration with which Granite's outputs are multiplied
+RESIDUAL_SCALE = "residual_multiplier"  # the field of Granite's configuration that multiplies its layers' outputs
 
 
 def find_stacks(model: PreTrainedModel, inputs: Mapping[str, object]) -> list[Anatomy]:
@@ -117,7 +117,7 @@ def _has_padded_positions(model: PreTrainedModel, readers: Collection[str]) -> b
 
 
 def _config(model: PreTrainedModel, path: str) -> str | None:
-    """Return the field of the configuration that holds a module's own; None if it has none."""
+    """Return the field of the configuration that holds the configuration of a module; None if there is none."""
     own = model.get_submodule(path).config
     parts = {name: part for name, part in vars(model.config).items() if isinstance(part, PretrainedConfig)}
     return next((name for name, part in parts.items() if part is own or part == own), None) if parts else None

@@ -69,10 +69,10 @@ def is_projection(module: nn.Module) -> bool:
 
 @dataclass
 class ProductCall:
-    """The first product of a pass with a matrix.
+    """The first multiplication by a matrix in a pass.
 
-    history: of its input. input: the identity of the input's storage. outputs: their number. uses: products of the pass
-    with this matrix. later: of the inputs of the later products.
+    history: of its input. input: the identity of the input's storage. outputs: their number. uses: how often the pass
+    multiplies by the matrix. later: histories of the inputs of later multiplications.
     """
 
     history: History
@@ -86,16 +86,16 @@ class Flow(TorchDispatchMode):
     """A dispatch mode that records the history of every tensor.
 
     of: the history of each storage. modules: the paths of the running modules, outermost first. mixed: for each
-    operation that mixes positions, the innermost module, how it mixes, and the history. loose: weights that are
-    multiplied with although their module is not called. whole: the projection whose outputs a storage holds, and their
-    number. split: the parts into which the outputs of a projection are taken apart.
+    operation that mixes positions, the innermost module, how it mixes, and the history. loose: weights used in products
+    although their module is not called. whole: by storage, the projection whose outputs it holds, and their number.
+    split: the parts into which operations split the outputs of a projection.
     """
 
     def __init__(self, lengths: tuple[int, ...], weights: Mapping[int, str], projections: Collection[str]):
         super().__init__()
         self.lengths, self.weights, self.projections = {*lengths}, weights, projections
         self.of: dict[int, History] = {}
-        self.kept: list = []  # storages, or others would be made in their place
+        self.kept: list = []  # storages, so that no later one gets the same identity
         self.modules: list[str] = []
         self.normalizes: set[str] = set()
         self.mixed: list[tuple[str, str, History]] = []
@@ -123,7 +123,7 @@ class Flow(TorchDispatchMode):
             return output
         base = name.rstrip("_")
         if base in COPIES and (weight := self.weights.get(inputs[0].untyped_storage()._cdata)):
-            self.weights[outputs[0].untyped_storage()._cdata] = weight  # such as of a router, in float32
+            self.weights[outputs[0].untyped_storage()._cdata] = weight  # such as a router's, in float32
             self.kept.append(outputs[0].untyped_storage())
         self._follow_outputs(inputs, outputs)
         histories = [self.history(one) for one in inputs]
@@ -136,11 +136,11 @@ class Flow(TorchDispatchMode):
                 history = frozenset(label for label in history if not label.startswith(lost))
             if how := self._mixes(base, inputs, outputs, args):
                 self.mixed.append((self.modules[-1] if self.modules else "", how, history))
-                if how in ("softmax", "product"):  # what attention puts out was not normed
+                if how in ("softmax", "product"):  # the output of attention is not normed
                     history = frozenset(label for label in history if not label.startswith(NORM))
                 history |= {MIXED}
             if base in PRODUCTS and (weight := self._weight(inputs)):
-                read = next((one for one in inputs if self.history(one)), inputs[0])  # and not the bias before it
+                read = next((one for one in inputs if self.history(one)), inputs[0])  # not the bias, which comes first
                 call = ProductCall(history, read.untyped_storage()._cdata, outputs[0].shape[-1])
                 self.loose.setdefault(weight, call)
                 history = frozenset((weight, SUM + weight))
@@ -149,7 +149,7 @@ class Flow(TorchDispatchMode):
         return output
 
     def _follow_outputs(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
-        """Record which part of a projection's outputs an operation takes, or that its result stands for all of them."""
+        """Record which part of a projection's outputs an operation takes, or that its result replaces all of them."""
         source = inputs[0] if inputs else outputs[0]
         storage = source.untyped_storage()
         path, count = self.whole.get(storage._cdata, ("", 0))
@@ -157,9 +157,7 @@ class Flow(TorchDispatchMode):
             return
         for one in outputs:
             if one.untyped_storage()._cdata != storage._cdata:
-                if (
-                    len(inputs) == 1 and one.shape[-1:] == (count,) and one.is_contiguous()
-                ):  # such as a limit of the outputs
+                if len(inputs) == 1 and one.shape[-1:] == (count,) and one.is_contiguous():  # such as clamped outputs
                     self.whole[one.untyped_storage()._cdata] = path, count
             elif (
                 one.dtype == source.dtype
@@ -169,7 +167,8 @@ class Flow(TorchDispatchMode):
                 self.split.setdefault(path, []).append(taken)
 
     def _weight(self, inputs: list[torch.Tensor]) -> str | None:
-        """Return the path of a weight that is multiplied with outside of the call of a projection, if there is one."""
+        """Return the path of a weight that is used in a product outside of the call of its projection; None if there is
+        none."""
         if self.modules and self.modules[-1] in self.projections:
             return None
         return next(
@@ -198,7 +197,7 @@ class Flow(TorchDispatchMode):
 
 
 def _taken(part: torch.Tensor, count: int) -> Outputs | None:
-    """Return which of the outputs of a projection a view of them holds; None if they form no regular pattern."""
+    """Return which of a projection's outputs a view holds; None if they form no regular pattern."""
     sizes = [1 if stride % count == 0 else size for size, stride in zip(part.shape, part.stride(), strict=True)]
     first = part.storage_offset() % count
     if first + sum((size - 1) * stride for size, stride in zip(sizes, part.stride(), strict=True)) >= count:
@@ -225,14 +224,15 @@ MASKED = frozenset(("index", "index_put", "index_put_"))  # operations that take
 
 
 def _places(index: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """Return an index that stands for a mask without values, as if it were true everywhere; others as they are."""
+    """Return the indices of all entries for a mask without values, as if it were true everywhere; any other index
+    unchanged."""
     if index is None or not index.is_meta or index.dtype != torch.bool:
         return (index,)
     return VALUES["nonzero"](index).unbind(1)
 
 
 class RecordedPass:
-    """A pass of a model with everything that it records."""
+    """A pass of a model on the meta device, and everything that it records."""
 
     def __init__(self, model: nn.Module):
         self.model = model
@@ -245,26 +245,26 @@ class RecordedPass:
         projections = {path for module, path in self.paths.items() if is_projection(module)}
         self.flow = Flow(self.lengths, self._weights(), projections)
         self.calls: dict[str, ProductCall] = {}
-        self.norms: dict[str, tuple[History, History]] = {}  # what a norm reads, and what is behind it
+        self.norms: dict[str, tuple[History, History]] = {}  # the histories of a norm's input and output
         self.entered: Counter = Counter()
         self.widths: dict[str, int] = {}  # by the list of layers
         self.streams: dict[str, int] = {}  # at each position, by the list of layers
         self.parted: set[str] = set()  # projections that multiply parts of their inputs with parts of their weight
         self.left: dict[str, History] = {}
-        self.chosen: dict[str, History] = {}  # of experts: the history of what chooses among them
+        self.chosen: dict[str, History] = {}  # by the path of experts: the history of the router's choice
         self.order: list[str] = []
         self.before: dict[str, History] = {}  # what enters the first layer, by the list of layers
-        self.readers: list[str] = []  # modules without others that read what the whole model reads
-        self.models: list[str] = []  # those that were called with what the whole model reads
+        self.readers: list[str] = []  # modules without children that read what the whole model reads
+        self.models: list[str] = []  # paths of models that read what the whole model reads
 
     def _weights(self) -> dict[int, str]:
-        """Return the paths of all matrices by storage: the module's if it has a single one, else the parameter's."""
+        """Return the paths of all matrices by storage: the module's if it has only one, else the parameter's."""
         owners = {}
         for module, path in self.paths.items():
             matrices = {name: one for name, one in module._parameters.items() if one is not None and one.ndim >= 2}
             for name, one in matrices.items() if not isinstance(module, nn.Embedding) else ():
-                alone = len(matrices) == 1 and name == "weight"
-                owners.setdefault(one.untyped_storage()._cdata, path if alone else f"{path}.{name}")
+                single = len(matrices) == 1 and name == "weight"
+                owners.setdefault(one.untyped_storage()._cdata, path if single else f"{path}.{name}")
         return owners
 
     def run(self, inputs: Mapping[str, object]) -> None:
@@ -346,7 +346,7 @@ class RecordedPass:
             read = next(one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor))
             history = frozenset(label for label in flow.history(read) if not label.startswith(ADDED))
             if any(label.startswith(STREAM) for label in history):
-                history -= {MIXED}  # by a branch before, such as its convolution behind the last projection
+                history -= {MIXED}  # an earlier branch mixed them, such as by a convolution behind its last projection
             history |= {NORM + path} | (NOTHING if self.inside(path) else {ADDED + path})
             if tensors[0].shape == read.shape:
                 self.norms[path] = self.norms[path][0], history
@@ -354,10 +354,11 @@ class RecordedPass:
         elif not (module._modules or self.inside(path) or flow.history(tensors[0])):
             given = {one.untyped_storage()._cdata for one in args if isinstance(one, torch.Tensor)}
             if tensors[0].untyped_storage()._cdata not in given:
-                flow.put(tensors[0], frozenset((ADDED + path,)))  # of an embedding
+                flow.put(tensors[0], frozenset((ADDED + path,)))  # an embedding
 
     def wide(self) -> dict[str, int]:
-        """Return the lists of layers with several streams one behind the other, and the width of one of them."""
+        """Return the lists of layers whose states hold several streams one behind the other, with the width of one
+        stream."""
         embeddings = {path: self.model.get_submodule(path) for path in self.readers}
         widths = {
             top: embedding.embedding_dim
@@ -383,14 +384,14 @@ class RecordedPass:
 
 
 def _is_affine(module: nn.Module) -> bool:
-    """Return whether a module has a factor and a summand for each feature and nothing else, as MobileBERT's in the
-    place of norms."""
+    """Return whether a module only has a factor and a summand for each feature, like MobileBERT's replacement for
+    norms."""
     shapes = {name: one.shape for name, one in module._parameters.items() if one is not None}
     return shapes.keys() == {"weight", "bias"} and shapes["weight"] == shapes["bias"] and not module._modules
 
 
 def _layers_of(paths: Mapping[nn.Module, str]) -> dict[str, tuple[str, int]]:
-    """Return the members of all module lists that are in no other list: by path, the list and the place in it."""
+    """Return the members of all outermost module lists: by path, the list and the place in it."""
     lists = {path: module for module, path in paths.items() if isinstance(module, nn.ModuleList) and len(module)}
     tops = [path for path in lists if not any(path.startswith(f"{other}.") for other in lists)]
     return {paths[one]: (top, place) for top in tops for place, one in enumerate(lists[top])}
@@ -400,14 +401,16 @@ def _experts_of(paths: Mapping[nn.Module, str], layers: Collection[str]) -> list
     """Return the paths of experts that cannot be unfolded: modules with 3-D weights, or lists of experts."""
     found: list[str] = []
     for module, path in paths.items():
-        if path in layers or holds_experts(module) or not any(one in layers for one in ancestors(path)):
+        if path in layers or holds_experts(module) or not any(layer in layers for layer in ancestors(path)):
             continue
         shapes = [parameter.shape for parameter in module._parameters.values() if parameter is not None]
         matrices = [shape for shape in shapes if len(shape) == 3 and shape[0] > 1]
         lists = [name for name, child in module.named_children() if isinstance(child, nn.ModuleList) and len(child)]
-        of_list = isinstance(module, (nn.ModuleList, nn.ModuleDict)) and "Experts" in type(module).__name__
-        called_so = "expert" in f"{path} {type(module).__name__}".lower()  # and no recurrence with a matrix a head
-        holds = (called_so and len(matrices) >= 2) or of_list or any("experts" in name for name in lists)
+        is_expert_list = isinstance(module, (nn.ModuleList, nn.ModuleDict)) and "Experts" in type(module).__name__
+        is_named_experts = (
+            "expert" in f"{path} {type(module).__name__}".lower()
+        )  # a recurrence may have a matrix for each head
+        holds = (is_named_experts and len(matrices) >= 2) or is_expert_list or any("experts" in name for name in lists)
         if holds and not any(path.startswith(f"{other}.") for other in found):
             found.append(path)
     return found

@@ -36,7 +36,7 @@ KEY_HEADS = ("num_attention_heads", "num_key_value_heads", "num_kv_heads")  # fi
 
 @dataclass(frozen=True)
 class Branch:
-    """Connected projections: those that read the residual stream, those between, and those that write to it.
+    """Connected projections: readers of the residual stream, intermediate ones, and those that write to it.
 
     mixes: whether the branch mixes positions. memory: the projections that read the output of another stack.
     """
@@ -49,7 +49,7 @@ class Branch:
 
 
 class FoundLayer:
-    """Derives the kind of one layer from a pass; all paths are relative to the layer."""
+    """A layer of a recorded pass, from which its anatomy is derived; all paths are relative to the layer."""
 
     def __init__(self, seen: RecordedPass, path: str):
         self.seen, self.prefix, self.stream = seen, f"{path}.", STREAM + path
@@ -59,11 +59,11 @@ class FoundLayer:
         written, chosen = self.own(self.left), self.own(NOTHING.union(*self._of_layer(seen.chosen).values()))
         into = [one for one, call in self.calls.items() if self.stream in call.history]
         owners = {one: seen.model.get_submodule((self.prefix + one).rpartition(".")[0]) for one in into}
-        # what experts read may be weighted already
+        # the input of experts may be weighted already
         self.weighted = {*self.experts, *(one for one, owner in owners.items() if isinstance(owner, Expert))}
         for one in self.weighted:
-            of = self.calls[one].history
-            chosen |= {other for other in into if self.prefix + other in of and SUM + self.prefix + other not in of}
+            read = self.calls[one].history
+            chosen |= {other for other in into if self.prefix + other in read and SUM + self.prefix + other not in read}
         # hyper-connections add what a layer puts out to several streams, each as wide as an embedding
         top = seen.layers[path][0]
         widths = {seen.widths[top], seen.wide().get(top)}
@@ -75,7 +75,7 @@ class FoundLayer:
             and (one in into or call.outputs not in widths)
         }
         routers: set[str] = set()
-        for one in reversed(self.calls):  # behind its readers
+        for one in reversed(self.calls):  # a projection comes after its readers
             others = self._readers(one)
             if one not in self.weighted and others <= routers and (others or one in chosen | weighs):
                 routers.add(one)
@@ -94,12 +94,12 @@ class FoundLayer:
         return {label[len(self.prefix) :] for label in history if label.startswith(self.prefix)}
 
     def _readers(self, projection: str) -> set[str]:
-        """Return the other projections that read a projection's output, but not the stream to which it is added."""
+        """Return the other projections that read a projection's output directly, not as part of the stream."""
         behind = {one for one, call in self.calls.items() if self.stream not in call.history and one != projection}
         return {one for one in behind - self.weighted if projection in self.own(self.calls[one].history)}
 
     def _mixes_of_streams(self, writes: set[str]) -> set[str]:
-        """Return the projections from which no other projection makes what is written: they weigh streams."""
+        """Return the projections that contribute to no written output: they weigh streams."""
         fed, left = {*writes, *self.weighted}, [*writes]
         while left:
             call = self.calls[left.pop()]
@@ -125,13 +125,13 @@ class FoundLayer:
         mixing = [self.own(history) for _, _, history in self.seen.flow.mixed]
         attending = {path.partition(".")[0] for path in self._softmaxes()}
         for start in dict.fromkeys(map(root, members)):
-            of = [one for one in members if root(one) == start]
-            before = {*of} - {*self.writes}
-            mixes = any(MIXED in self.calls[one].history for one in of) or any(before & mixed for mixed in mixing)
-            parts = (self.reads, self._between(of), self.writes, self.memory)
-            reads, between, writes, memory = (tuple(one for one in of if one in part) for part in parts)
+            joined = [one for one in members if root(one) == start]
+            before = {*joined} - {*self.writes}
+            mixes = any(MIXED in self.calls[one].history for one in joined) or any(map(before.intersection, mixing))
+            parts = (self.reads, self._between(joined), self.writes, self.memory)
+            reads, between, writes, memory = (tuple(one for one in joined if one in part) for part in parts)
             if reads or memory:
-                # what writes nothing in this pass, such as a summary of more positions, is of the module that it is in
+                # a branch that writes nothing in this pass, such as a summary of more positions, belongs to its module
                 inside = not writes and {one.partition(".")[0] for one in reads} & attending
                 yield Branch(mixes or bool(inside), reads, between, writes, memory)
 
@@ -151,14 +151,14 @@ class FoundLayer:
         return {path: before for path, (before, behind) in self._of_layer(self.seen.norms).items() if behind}
 
     def anatomy(self) -> Anatomy:
-        """Return the parts of the layer by role; what is of the whole stack is left out."""
+        """Return the parts of the layer by role, without the fields of the whole stack."""
         norms, branches, of_experts = self.norms(), tuple(self.branches()), "it holds experts in a way of its own"
         apart = dict(self._apart(branches)) | dict.fromkeys(self.experts, of_experts)
         roles: dict[str, list[str]] = {"attn_in": [], "attn_out": []}
         for branch in branches:
             for part, role in ROLES_OF[(branch.mixes or bool(branch.memory), bool(branch.memory))].items():
                 roles.setdefault(role, []).extend(one for one in getattr(branch, part) if one not in apart)
-        of = {one: role for role, names in roles.items() for one in names} | dict.fromkeys(self.experts, "ffn_in")
+        role_of = {one: role for role, names in roles.items() for one in names} | dict.fromkeys(self.experts, "ffn_in")
         in_front = {norm: self._reading(norm) for norm, before in norms.items() if self.stream in before}
         kept = [norm for norm in in_front if NORM + self.prefix + norm in self.left]
         front = {norm: readers for norm, readers in in_front.items() if norm not in kept and readers}
@@ -175,8 +175,8 @@ class FoundLayer:
         routers = tuple(one for one in self.routers if self._is_module(one))
         layer = self.seen.model.get_submodule(self.prefix[:-1])
         experts = next((name for name, one in layer.named_modules() if holds_experts(one)), None)
-        # what only one expert reads is no state of the layer
-        of_layer = {one: of[one] for one in of if of[one] == "ffn_in" or not one.startswith(f"{experts}.")}
+        # a state that only one expert reads is no state of the layer
+        of_layer = {one: of for one, of in role_of.items() if of == "ffn_in" or not one.startswith(f"{experts}.")}
         attn_in, config = roles["attn_in"], self.seen.model.config
         ffn_in = [one for one in roles.get("ffn_in", ()) if not one.startswith(f"{experts}.")]
         anatomy = Anatomy(
@@ -188,13 +188,13 @@ class FoundLayer:
             norms={
                 norm: read
                 for norm, readers in front.items()
-                if (read := tuple(dict.fromkeys(of[one] for one in readers if one in of)))
+                if (read := tuple(dict.fromkeys(role_of[one] for one in readers if one in role_of)))
             },
             norm_offset=_offset(layer, front),
             read_by={norm: self._reading(norm) for norm in norms if norm not in {*front, *behind}} | front,
             recurrent=convolved or sum(branch.mixes for branch in branches) > len(softmaxes),
             norms_of_sums=tuple(norm for norm in kept if self.own(norms[norm]) - {*self.routers}),
-            norms_behind={norm: "ffn_out" if one in self.experts else of[one] for norm, one in behind.items()},
+            norms_behind={norm: "ffn_out" if one in self.experts else role_of[one] for norm, one in behind.items()},
             experts=experts,
             **{role: tuple(names) for role, names in roles.items()},
             router=routers,
@@ -205,36 +205,36 @@ class FoundLayer:
         return _for_all(anatomy, number_of(layer.get_submodule(experts))) if experts else anatomy
 
     def _split(self, projections: Sequence[str], branches: Iterable[Branch]) -> tuple[Outputs | None, ...]:
-        """Return the parts into which the outputs of the first projection are taken apart, if it alone reads the stream
-        for its branch; None stands for an irregular part."""
+        """Return the parts into which the outputs of the first projection are split, if it is the only reader of the
+        stream in its branch; None stands for an irregular part."""
         alone = any(branch.reads == tuple(projections[:1]) for branch in branches)
         return tuple(dict.fromkeys(self.seen.flow.split.get(self.prefix + projections[0], ()))) if alone else ()
 
     def _reading(self, norm: str) -> tuple[str, ...]:
-        """Return the projections and norms that read the output of a norm, and not only that of a norm behind it."""
+        """Return the projections and norms that read the output of a norm itself, and not only that of a later norm."""
         label, norms = NORM + self.prefix + norm, self.norms()
         behind = [other for other, before in norms.items() if label in before]
         hidden = {NORM + self.prefix + other for other in behind}
         histories = {one: call.history for one, call in self.calls.items()} | {one: norms[one] for one in behind}
         return tuple(one for one, history in histories.items() if label in history and not hidden & history)
 
-    def _states(self, of: Mapping[str, str], routers: Iterable[str]) -> dict[str, int]:
-        """Number the hidden states of each role. Projections that read the first one are left out, and so are routers
-        that read no state of ffn_in."""
+    def _states(self, roles: Mapping[str, str], routers: Iterable[str]) -> dict[str, int]:
+        """Number the hidden states of each role. Projections that read the first one are left out, and routers that
+        read no state of ffn_in."""
         read: dict[str, dict[int, int]] = {}  # by role and tensor
-        for one, role in of.items():
+        for one, role in roles.items():
             numbers = read.setdefault(role, {})
             numbers.setdefault(self.calls[one].input, len(numbers))
-        states = {one: number for one, role in of.items() if (number := read[role][self.calls[one].input])}
-        there = read.get("ffn_in", {})
+        states = {one: number for one, role in roles.items() if (number := read[role][self.calls[one].input])}
+        ffn_states = read.get("ffn_in", {})
         inputs = {one: self.calls[one].input for one in routers}
-        return states | {one: there[tensor] for one, tensor in inputs.items() if tensor in there}
+        return states | {one: ffn_states[tensor] for one, tensor in inputs.items() if tensor in ffn_states}
 
     def _is_module(self, path: str) -> bool:
         return self.prefix + path in self.seen.paths.values()
 
     def _holder(self, path: str) -> str:
-        """Return the path of the innermost module with children that is this module or contains it."""
+        """Return the path of the innermost module with children that contains a module or is that module."""
         module = self.seen.model.get_submodule(path)
         while not module._modules:
             path = path.rpartition(".")[0]
@@ -274,7 +274,7 @@ class FoundLayer:
                     yield f"{path}.{name}", "its weight is no matrix that hidden states are multiplied with"
 
     def _other_layers(self) -> tuple[int, ...]:
-        """Return the places of other layers from which this one reads something beside the residual stream."""
+        """Return the places of other layers from which this one reads something besides the residual stream."""
         labels = NOTHING.union(*(call.history | call.later for call in self.calls.values()), self.left)
         labels |= NOTHING.union(*(of for path, _, of in self.seen.flow.mixed if path.startswith(self.prefix)))
         places = set()
@@ -289,7 +289,7 @@ class FoundLayer:
 
 
 def _for_all(anatomy: Anatomy, count: int) -> Anatomy:
-    """Repeat for all experts of a layer what a pass, which follows the first one alone, has found of it."""
+    """Repeat the parts of the first expert, the only one that a pass follows, for all experts of a layer."""
     first = f"{anatomy.experts}.0."
 
     def named(name: str) -> list[str]:
@@ -317,7 +317,7 @@ def _is_by_head(parts: tuple[Outputs | None, ...], config: PretrainedConfig) -> 
 
 
 def _is_gate(parts: tuple[Outputs | None, ...]) -> bool | None:
-    """Return whether a projection computes the gate too, in its first outputs; None if unknown."""
+    """Return whether the first half of a projection's outputs is the gate; None if unknown."""
     if not parts:
         return False
     halves = len(parts) == 2 and None not in parts and all(part[0] == 1 for part in parts)
