@@ -16,13 +16,13 @@ from outliers.quantization.products import Products, product
 from outliers.quantization.remedies import PRODUCTS
 from outliers.quantization.schemes import Scheme
 
-# Arguments of other implementations, or of what stands around attention.
+# Arguments of other implementations, or for modules around attention.
 WITHOUT_EFFECT = {*MASK, "is_causal", "deterministic", "output_router_logits"}
 MASKS_OF = ("sdpa", "eager", OURS)  # implementations whose masks alone decide what queries attend to
 
 
 class AttentionProducts(NamedTuple):
-    """How each of `PRODUCTS` is computed: queries times keys, and probabilities times values."""
+    """The computation of each of `PRODUCTS`: queries times keys, and probabilities times values."""
 
     scores: Products
     values: Products
@@ -96,9 +96,9 @@ def put_attention(model: PreTrainedModel, products: AttentionProducts, left: Col
 
 
 def int8_attentions(model: PreTrainedModel) -> list[Projection]:
-    """Return the attention modules that `put_attention` has put into int8."""
-    of_model = [(attention, vars(attention.module).get("attending")) for attention in attentions(model)]
-    return [attention for attention, attending in of_model if attending and attending.function]
+    """Return the attentions that `put_attention` has changed to int8."""
+    all_attentions = [(attention, vars(attention.module).get("attending")) for attention in attentions(model)]
+    return [attention for attention, attending in all_attentions if attending and attending.function]
 
 
 def take_attention_back(model: PreTrainedModel) -> None:

@@ -64,17 +64,17 @@ class CacheFormat:
         pairs = [option.partition("=")[::2] for option in options]
         if len(dict(pairs)) < len(pairs):
             raise UserError(f"'{written}' has an option twice; expected each once, as in {FORMS}")
-        kept = cls(format, **{name: _option(written, name, value) for name, value in pairs})
-        if kept.channels and not kept.bits:
+        parsed = cls(format, **{name: _option(written, name, value) for name, value in pairs})
+        if parsed.channels and not parsed.bits:
             raise UserError(f"'{written}' has groups of positions in '{format}'; expected int2 to int8, or no channels")
-        kept._check(written)
-        return kept
+        parsed._check(written)
+        return parsed
 
     def _check(self, written: str) -> None:
         fixed = None if self.bits else FORMATS[self.format].group
         if self.block and (self.bits or fixed):
-            why = f"fixes blocks of {fixed}" if fixed else "has a scale a token, or one for each channel"
-            raise UserError(f"'{written}' has blocks of channels, and {self.format} {why}; leave block out")
+            reason = f"fixes blocks of {fixed}" if fixed else "has a scale a token, or one for each channel"
+            raise UserError(f"'{written}' has blocks of channels, and {self.format} {reason}; leave block out")
         if self.reorder and not (self.block or fixed):
             raise UserError(
                 f"'{written}' reorders channels that share one scale, to no effect; expected blocks, as in "

@@ -66,10 +66,10 @@ class CacheCodes(NamedTuple):
 
 
 def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Pack codes (…, features) into bytes, as many in each as fit."""
-    room = 8 // bits
-    padded = nn.functional.pad(codes, (0, -codes.shape[-1] % room)).unflatten(-1, (-1, room))
-    return sum(padded[..., place] << bits * place for place in range(room))
+    """Pack codes (…, features) into bytes, as many as fit into each."""
+    count = 8 // bits
+    padded = nn.functional.pad(codes, (0, -codes.shape[-1] % count)).unflatten(-1, (-1, count))
+    return sum(padded[..., place] << bits * place for place in range(count))
 
 
 def through(
@@ -87,10 +87,10 @@ def through(
     end = start + format.coded(states.shape[-2] - prefix)
     if end == start:
         return states
-    met = states.clone()
+    quantized = states.clone()
     change = _change(format, states, None if largest is None else largest[heads])
-    met[:, heads, start:end] = _coded(states[:, heads, start:end], format, change).to(states.dtype)
-    return met
+    quantized[:, heads, start:end] = _coded(states[:, heads, start:end], format, change).to(states.dtype)
+    return quantized
 
 
 def _coded(states: torch.Tensor, format: CacheFormat, change: "ChannelChange") -> torch.Tensor:
@@ -139,7 +139,7 @@ def smoothing_of_keys(largest: torch.Tensor) -> torch.Tensor:
 
 @once
 def _rotation(features: int) -> torch.Tensor:
-    """Return the orthogonal matrix of `+hadamard` for a number of channels, float32."""
+    """Return the orthogonal matrix of the option `hadamard` for a number of channels, float32."""
     identity = torch.eye(features)
     return rotate(identity, random_rotation(identity, 0))
 
@@ -154,8 +154,8 @@ def check_cache_formats(model: PreTrainedModel, formats: Formats) -> None:
     layers, heads = 1 + max(by_layer), max(by_layer.values())
     for format in filter(None, formats):
         _check_blocks(model, format)
-        for name, there, most in (("layers", format.layers, layers), ("heads", format.heads, heads)):
-            if there and max(span.stop for span in there) > most:
+        for name, ranges, most in (("layers", format.layers, layers), ("heads", format.heads, heads)):
+            if ranges and max(span.stop for span in ranges) > most:
                 raise UserError(f"'{format}' in a model with {most} {name} of keys; expected some of 0:{most}")
     normed = any("norm" in name for name, _ in next(attentions(model)).module.named_children())
     if formats.keys and formats.keys.before and normed:
@@ -191,7 +191,7 @@ def cache_bits(model: PreTrainedModel, formats: Formats, *lengths: int) -> float
 
 
 def _outputs_of_keys(model: PreTrainedModel) -> dict[int, torch.Tensor]:
-    """Return, for each layer with attention, which outputs of a projection are keys, (heads, features)."""
+    """Return the outputs of a projection that are keys, (heads, features), for each layer with attention."""
     layers = [attention.layer for attention in attentions(model)]
     return {layer: part.outputs for layer in layers for part in parts(model, layer) if part.name == "k"}
 
@@ -202,23 +202,23 @@ def quantized_states(
 ) -> Iterator[None]:
     """Quantize the keys and values that attention reads within this context, in all layers or in one.
 
-    A query meets its own position's key and value quantized too, as later queries do.
+    A query also reads its own position's key and value quantized, as later queries do.
 
     keys: by layer the largest |keys| of each channel, (heads, features), for formats that require them.
     """
     positions = prefix_positions(model)
 
     def meet(number: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _call: AttentionCall) -> States:
-        of_keys, of_values = formats.in_layer(number)
-        if of_keys and not of_keys.before:
-            key = through(key, of_keys, positions, (keys or {}).get(number))
-        return query, key, through(value, of_values, positions) if of_values else value
+        key_format, value_format = formats.in_layer(number)
+        if key_format and not key_format.before:
+            key = through(key, key_format, positions, (keys or {}).get(number))
+        return query, key, through(value, value_format, positions) if value_format else value
 
     def registered() -> Iterator[RemovableHandle]:
         for attention in attentions(model):
-            of_keys = formats.in_layer(attention.layer).keys
-            if layer in (None, attention.layer) and of_keys and of_keys.before:
-                yield _hook_before(model, attention.layer, of_keys)
+            key_format = formats.in_layer(attention.layer).keys
+            if layer in (None, attention.layer) and key_format and key_format.before:
+                yield _hook_before(model, attention.layer, key_format)
 
     with product_hooks(model, meet, layer), attached(registered()):
         yield
@@ -241,16 +241,16 @@ def _hook_before(model: PreTrainedModel, layer: int, keys: CacheFormat) -> Remov
     part = next(part for part in parts(model, layer) if part.name == "k")
 
     def quantized(_module: nn.Module, _inputs: tuple, output: torch.Tensor) -> torch.Tensor:
-        met = output.clone()
+        changed = output.clone()
         outputs = part.outputs.to(output.device)
-        met[..., outputs] = through(output[..., outputs].transpose(-3, -2), keys).transpose(-3, -2)
-        return met
+        changed[..., outputs] = through(output[..., outputs].transpose(-3, -2), keys).transpose(-3, -2)
+        return changed
 
     return part.reader.module.register_forward_hook(quantized)
 
 
 class QuantizedLayer(DynamicLayer):
-    """Keys and values of a layer, stored as codes and dequantized for attention."""
+    """The keys and values of a layer, stored as codes and dequantized for attention."""
 
     is_croppable = False
 
@@ -281,7 +281,7 @@ class QuantizedLayer(DynamicLayer):
 
 
 class StoredStates:
-    """Keys, or values, of the positions so far: first exact ones, then codes, then recent exact ones.
+    """The keys, or the values, of all positions so far: exact first ones, then codes, then exact recent ones.
 
     first, exact: tensors (batch, heads, positions, features) in the dtype of the states that were added.
     """
@@ -291,7 +291,7 @@ class StoredStates:
         self.first = self.codes = self.exact = None
 
     def add(self, states: torch.Tensor) -> None:
-        """Append states of later positions, and quantize those that the format no longer keeps exact."""
+        """Append the states of later positions, and quantize the positions that are no longer recent."""
         self.exact = states if self.exact is None else torch.cat([self.exact, states], -2)
         self.positions += states.shape[-2]
         if self.format is None:
@@ -306,7 +306,7 @@ class StoredStates:
             self.codes = codes if self.codes is None else self.codes.join(codes)
 
     def states(self) -> torch.Tensor:
-        """Return all states, dequantized, in the dtype of those that were added."""
+        """Return all states, dequantized to the dtype in which they were added."""
         decoded = None
         if self.codes is not None:
             states = self.codes.states(self.format.bits)
@@ -320,8 +320,8 @@ class StoredStates:
 
     @property
     def bytes(self) -> int:
-        there = [self.first, self.exact, *(self.codes or ())[:3]]
-        return sum(tensor.nbytes for tensor in there if tensor is not None)
+        tensors = [self.first, self.exact, *(self.codes or ())[:3]]
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 class QuantizedCache(Cache):
@@ -361,8 +361,7 @@ def cache(model: PreTrainedModel, formats: str | Formats) -> QuantizedCache:
 
 
 class PrefixLayer(DynamicLayer):
-    """The keys and values of a prefix in a layer; it stores none of a sequence, so that one object serves all
-    sequences."""
+    """The keys and values of a prefix in a layer; it stores no sequence, so that one object serves all sequences."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor):
         super().__init__()
@@ -379,7 +378,7 @@ class PrefixLayer(DynamicLayer):
 
 
 class Prefix:
-    """Tokens before every sequence, as keys and values computed once with the model as it is then.
+    """Tokens before every sequence, as keys and values of the model at the time of creation.
 
     positions: the number of tokens.
     """
@@ -389,7 +388,7 @@ class Prefix:
         self.cache = _cache_of(model, torch.tensor([tokens], device=device_of(model)))
 
     def behind(self, _model: nn.Module, inputs: tuple, keywords: dict) -> tuple[tuple, dict]:
-        """Return the arguments of a model with the prefix put before the sequence, as a forward pre-hook does."""
+        """Return the arguments of a model with the prefix put before the sequence; this is a forward pre-hook."""
         sequence = inputs[0] if inputs else keywords.get("input_ids", keywords.get("inputs_embeds"))
         _check_room(self.config, self.positions, sequence.shape[1])
         past, mask, places = (keywords.get(name) for name in ("past_key_values", "attention_mask", "position_ids"))
@@ -397,7 +396,7 @@ class Prefix:
             keywords = keywords | {"past_key_values": self.cache}
         elif type(past) is not DynamicCache:
             raise UserError(f"a prefix in a cache of type {type(past).__name__}; expected a DynamicCache")
-        elif not past.get_seq_length():  # a new cache, in which generated positions will be kept
+        elif not past.get_seq_length():  # a new cache, for generated positions
             for number, layer in enumerate(self.cache.layers):
                 past.update(*layer.of_batch(len(sequence)), number)
         if mask is not None:
@@ -409,17 +408,17 @@ class Prefix:
 
 @inference
 def _cache_of(model: PreTrainedModel, ids: torch.Tensor) -> Cache:
-    kept = DynamicCache()  # without a configuration it has no sliding window and forgets no positions
-    _decoder(model)(ids, past_key_values=kept, use_cache=True)
-    known = [layer for layer in kept.layers if layer.keys is not None]
+    cache = DynamicCache()  # without a configuration it has no sliding window and forgets no positions
+    _decoder(model)(ids, past_key_values=cache, use_cache=True)
+    known = [layer for layer in cache.layers if layer.keys is not None]
     if any(layer.keys.shape[-2] != ids.shape[1] for layer in known):
         raise UserError(
             "several layers of this model keep their keys and values in one place of a cache (the layer_idx of their "
             "attention is the same); expected layers without shared attention for a prefix"
         )
     # a layer without attention keeps nothing, and is only asked for the number of positions
-    kept_by_layer = [known[0] if layer.keys is None else layer for layer in kept.layers]
-    return Cache(layers=[PrefixLayer(layer.keys, layer.values) for layer in kept_by_layer])
+    by_layer = [known[0] if layer.keys is None else layer for layer in cache.layers]
+    return Cache(layers=[PrefixLayer(layer.keys, layer.values) for layer in by_layer])
 
 
 def check_prefix(model: PreTrainedModel, tokens: Sequence[int]) -> None:
@@ -446,7 +445,7 @@ def behind_prefix(model: PreTrainedModel, tokens: Sequence[int]) -> Iterator[Non
     """Put tokens before everything that a model reads within this context.
 
     Their keys and values are computed on entry; later changes of the model do not affect them. Positions are counted
-    from the prefix on.
+    from the start of the prefix.
     """
     decoder, prefix = _decoder(model), Prefix(model, tokens)
     hook, decoder.prefix = decoder.register_forward_pre_hook(prefix.behind, with_kwargs=True), prefix

@@ -27,7 +27,7 @@ from outliers.terminal.progress import with_bar
 
 FEW = 32  # an expert with fewer calibration tokens is calibrated on all tokens of its layer
 logger = logging.getLogger(__name__)
-OUTLIER_ROLE, OUTLIER_TOKEN = "ffn_out", 64  # an outlier token: its largest |x| exceeds so many medians over tokens
+OUTLIER_ROLE, OUTLIER_TOKEN = "ffn_out", 64  # an outlier token's largest |x| exceeds this many medians over tokens
 
 
 @with_bar
@@ -71,7 +71,7 @@ def calibrate(
 
 @inference
 def collect(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection[str], keys: bool) -> Calibration:
-    """Return the calibration without what schemes learn; needed: the required `COSTLY` statistics."""
+    """Return a calibration without learned transforms; needed: the required `COSTLY` statistics."""
     blocks = list(blocks)
     ids = list(map(read_ids, blocks))
     if not blocks:
@@ -92,23 +92,23 @@ def collect(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection[
             for place in {projection.place, projection.own_place}:
                 largest = _largest_weights(projection)
                 weights[place] = torch.maximum(weights.get(place, largest), largest)
-        # beside the states of all tokens what each expert reads of them
+        # the states of all tokens, and those that each expert reads
         whole = [one for one in state_readers(model, layer) if one.place in weights and one.expert is None]
-        of_experts = [one for one in projections(model, layer) if one.expert is not None]
-        of_experts = [one._replace(role=one.own_place[1], state=0, expert=None) for one in of_experts]
+        by_expert = [one for one in projections(model, layer) if one.expert is not None]
+        by_expert = [one._replace(role=one.own_place[1], state=0, expert=None) for one in by_expert]
         with (
             input_hooks(whole, see),
-            input_hooks(of_experts, see),
+            input_hooks(by_expert, see),
             watched_keys(model, see_keys, layer) if keys else nullcontext(),
         ):
             yield
 
     @contextmanager
     def all_tokens(model: PreTrainedModel, layer: int | None) -> Iterator[None]:
-        """Show experts with few tokens all tokens of their layer."""
+        """Let experts with few tokens read all tokens of their layer within this context."""
 
         def hook(layer: int, few: list[int], experts: nn.Module, inputs: tuple) -> None:
-            x = inputs[0][inputs[0].any(1)] if few else inputs[0]  # without zeros of what no expert got
+            x = inputs[0][inputs[0].any(1)] if few else inputs[0]  # without the zeros of tokens that no expert got
             for number in few:
                 see(layer, f"ffn_in of expert {number}", x)
                 units = experts.get_submodule(str(number)).units(x, experts)
@@ -128,12 +128,12 @@ def collect(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection[
     def see(layer: int, role: str, x: torch.Tensor) -> None:
         place = layer, role
         tokens[place] += len(x)
-        of_block = {name: statistic.of(x.float(), len(blocks)).cpu() for name, statistic in statistics.items()}
-        finite = of_block["inputs"].isfinite()
+        values = {name: statistic.of(x.float(), len(blocks)).cpu() for name, statistic in statistics.items()}
+        finite = values["inputs"].isfinite()
         if not finite.all():
             feature = int((~finite).nonzero()[0])
             raise not_finite(f"in the hidden states of layer {layer}, role {role}, feature {feature}")
-        known = Magnitudes(weights=weights[place], **of_block)
+        known = Magnitudes(weights=weights[place], **values)
         magnitudes[place] = magnitudes[place].merge(known) if place in magnitudes else known
         if causal and role == OUTLIER_ROLE:
             largest = x.abs().amax(1)
@@ -153,10 +153,10 @@ def collect(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection[
             "calibration text; all tokens of their layers count for these"
         )
         watched_pass(model, blocks, all_tokens)
-    read = torch.stack(ids).cpu()
-    by_layer = [torch.zeros(0, *read.shape, dtype=torch.bool)]  # none if only experts have the role
+    token_ids = torch.stack(ids).cpu()
+    by_layer = [torch.zeros(0, *token_ids.shape, dtype=torch.bool)]  # none if only experts have the role
     by_layer += [torch.stack(tokens)[None] for tokens in outlier_tokens.values()]
-    return Calibration(read, magnitudes, torch.cat(by_layer), largest_keys)
+    return Calibration(token_ids, magnitudes, torch.cat(by_layer), largest_keys)
 
 
 def _largest_weights(projection: Projection) -> torch.Tensor:
@@ -168,8 +168,7 @@ def _largest_weights(projection: Projection) -> torch.Tensor:
 
 
 def neutral(model: PreTrainedModel, scheme: Scheme) -> Calibration:
-    """Return a calibration in which all magnitudes are 1, for a model whose values are unknown; schemes learn
-    nothing on it."""
+    """Return a calibration in which all magnitudes are 1, for a model whose values are unknown; nothing is learned."""
     magnitudes = {}
     for projection in projections(model):
         ones = torch.ones(stored_weight(projection.module).shape[1])

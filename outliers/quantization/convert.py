@@ -41,8 +41,8 @@ from outliers.quantization.magnitudes import Calibration, stored_weight
 from outliers.quantization.routers import put_routers, routers, take_routers_back
 from outliers.quantization.schemes import BASELINE, SCHEMES, Scheme, get_scheme
 
-LAYERS = {"exact": QuantizedLinear, "int8": Int8Linear}  # by what they keep of weights
-# A place that is a layer, several in a row, or an expert of these.
+LAYERS = {"exact": QuantizedLinear, "int8": Int8Linear}  # by the weights that they keep
+# A place: a layer, consecutive layers, or an expert of one or several layers.
 _LAYERS = re.compile(r"layers\.(?P<first>[0-9]{1,9})(:(?P<end>[0-9]{1,9}))?(\.experts\.(?P<expert>[0-9]{1,9}))?")
 
 
@@ -108,8 +108,8 @@ def quantize(
             check_kept(other)
     if calibration or _uses_differ(model, left, others):
         model = separate_layers(model)
-    # deepcopy builds a new module tree, but takes from its memo whatever is there: parameters on the same storage,
-    # and in the place of each projection the one under the new scheme.
+    # deepcopy builds a new module tree, but takes objects from its memo: parameters on the same storage, and for each
+    # projection the layer under the new scheme.
     memo = shared_in_copies(model) | {id(old): _on_the_same_storage(old) for old in model.parameters()}
     memo |= {
         id(part.module): _replacement(
@@ -127,7 +127,7 @@ def quantize(
     take_routers_back(copied)
     if scheme.routers:
         put_routers(copied, scheme, left, calibration)
-    if vars(copied).pop("attention_scheme", None):  # in the place of which it is put
+    if vars(copied).pop("attention_scheme", None):  # the new scheme replaces it
         take_attention_back(copied)
     if scheme.attention is not None:
         put_attention(copied, AttentionProducts.of(scheme), left)
@@ -136,7 +136,7 @@ def quantize(
 
 
 def _uses_differ(model: PreTrainedModel, left: Collection[str], others: Mapping[str, Scheme]) -> bool:
-    """Return whether a module that is used in several places of a model would be quantized differently in them.
+    """Return whether a module that occurs in several places of a model would be quantized differently in them.
 
     left, others: the paths that stay exact, and the schemes that replace the common one, by path.
     """
@@ -153,8 +153,8 @@ def quantized_layers(model: PreTrainedModel) -> list[QuantizedLinear]:
 
 
 def coded(model: PreTrainedModel) -> PreTrainedModel:
-    """Quantize the weights of a model under a scheme now, so that models made from it share the codes, and return
-    it."""
+    """Quantize the weights of a model under a scheme now, so that models made from it share the codes; return the
+    model."""
     for projection in projections(model):
         getattr(projection.module, "quantized_weight", None)
     return model
@@ -179,7 +179,8 @@ def check_kept(scheme: Scheme) -> None:
 
 
 def check_groups(model: PreTrainedModel, scheme: Scheme, left: Collection[str] = ()) -> None:
-    """Raise UserError if a scheme's groups of features do not divide those of a projection that is not left exact."""
+    """Raise UserError if a scheme's groups of features do not divide the features of a projection; left: exact
+    paths."""
     if scheme.group is None:
         return
     kinds = nn.Linear, Conv1D, ExpertProjection, QuantizedLinear
@@ -221,9 +222,9 @@ def check_instead(
 
 
 def check_attends(model: PreTrainedModel, scheme: Scheme) -> None:
-    """Raise UserError if a scheme has attention in int8 and a model's attention is more than a plain softmax.
+    """Raise UserError if a scheme has attention in int8 and a model's attention is more than a masked softmax.
 
-    A pass of the shortest input shows it. model: possibly on the meta device.
+    This takes a pass of the shortest input. model: possibly on the meta device.
     """
     if scheme.attention is None:
         return
@@ -252,7 +253,8 @@ def check_calibrated(scheme: Scheme, calibration: Calibration | None) -> None:
 
 
 def skipped(model: PreTrainedModel, skip: Collection[str], scheme: Scheme, only: Collection[str] = ()) -> set[str]:
-    """Return the paths that stay exact: all at places of `skip`, and all outside the places of `only`, if it has any.
+    """Return the paths that stay exact: all at places of `skip`, and all outside the places of `only` unless it is
+    empty.
 
     Paths are of projections and of attention products. Raises UserError if nothing is left to quantize.
     """
@@ -283,15 +285,15 @@ def _at(place: str, parts: list[Projection], modules: list[str], option: str) ->
         if not first < end <= count:
             expected = f"of a model with {count} layers; expected some of layers.0:{count}"
             raise UserError(f"{option} has '{place}', {expected}")
-        there = [part for part in parts if first <= part.layer < end]
+        in_layers = [part for part in parts if first <= part.layer < end]
         if layers["expert"] is None:
-            return there
-        of_expert = [part for part in there if part.expert == int(layers["expert"])]
-        if not of_expert:
-            count = len({part.expert for part in there} - {None})
+            return in_layers
+        matching = [part for part in in_layers if part.expert == int(layers["expert"])]
+        if not matching:
+            count = len({part.expert for part in in_layers} - {None})
             expected = f"experts.0 to experts.{count - 1}" if count else "places of a model with experts"
             raise UserError(f"{option} has '{place}', of layers with {count} experts; expected {expected}")
-        return of_expert
+        return matching
     at_role = [part for part in parts if part.role == place]
     paths = [part.path for part in parts]
     if not at_role and not fnmatch.filter([*modules, *paths], place):
@@ -345,7 +347,7 @@ def _on_the_same_storage(parameter: nn.Parameter) -> nn.Parameter:
 
 
 def _bare(module: nn.Module, memo: dict) -> nn.Module:
-    """Return a copy of a plain projection on the parameters of the memo, without hooks.
+    """Return a copy of a plain projection with the parameters of the memo and without hooks.
 
     It is not a deep copy, because hooks may refer to the whole model, which would be copied before its projections are
     known.

@@ -22,7 +22,8 @@ def row_fields(
     only: Collection[str] = (),
     instead: Mapping[Scheme, Collection[str]] = MappingProxyType({}),
 ) -> dict:
-    """Return the row fields that identify a scheme beside its name, and its kernels; empty if nothing is quantized.
+    """Return the row fields that identify a scheme, apart from its name, and its kernels; empty if nothing is
+    quantized.
 
     These are the fields of `scheme_fields`; outlier_weights: whether outlier features are multiplied with exact weights
     or dequantized ones; and for schemes other than the paper's the fields of `bits_of`.
@@ -61,12 +62,12 @@ def bits_of(scheme: Scheme, model: PreTrainedModel, left: Collection[str], other
 
     left: paths of exact projections. others: schemes that replace `scheme`, by path.
     """
-    there = [projection for projection in projections(model) if projection.path not in left]
+    quantized = [projection for projection in projections(model) if projection.path not in left]
     averages = {}
     for operand, field in (("weights", "weight_bits"), ("activations", "activation_bits")):
         if getattr(scheme, operand):
-            quantizers = [getattr(others.get(part.path, scheme).at(part.role), operand) for part in there]
-            pairs = zip(there, quantizers, strict=True)
+            quantizers = [getattr(others.get(part.path, scheme).at(part.role), operand) for part in quantized]
+            pairs = zip(quantized, quantizers, strict=True)
             counts = [_count(part, quantizer, operand) for part, quantizer in pairs if quantizer]
             values, bits = map(sum, zip(*counts, strict=True))
             averages[field] = round(bits / values, 4)
@@ -74,7 +75,8 @@ def bits_of(scheme: Scheme, model: PreTrainedModel, left: Collection[str], other
 
 
 def _count(projection: Projection, quantizer: Quantizer, operand: str) -> tuple[int, float]:
-    """Return the number of values of a projection's operand, and of their bits; for activations per token."""
+    """Return the number of values of a projection's operand, and the number of their bits; for activations per
+    token."""
     module, ours = projection.module, Int8Linear | QuantizedLinear
     outputs, features = module.shape if isinstance(module, ours) else stored_weight(module).shape
     rows, all_rows = (outputs, outputs) if operand == "weights" else (1, math.inf)

@@ -16,8 +16,8 @@ from outliers.quantization.linear import operand_of, transform_input
 from outliers.quantization.magnitudes import Magnitudes, PlainLinear
 from outliers.quantization.schemes import MOST_TRANSFORMS, Scheme
 
-# The buffers: codes, scale, zero_point and code_sums, then the tensor that each of the scheme's transforms fitted to
-# the weight, and last the searched quantile of its inputs.
+# Buffers after those of `Quantized`: the tensor that each of the scheme's transforms fitted to the weight, then the
+# searched quantile of its inputs.
 FITTED = tuple(f"fitted{'' if number == 1 else f'_{number}'}" for number in range(1, MOST_TRANSFORMS + 2))
 FIELDS = (*Quantized._fields, *FITTED)
 COLUMNS = Quantizer("int8", "column")
@@ -52,11 +52,11 @@ class Int8Linear(SchemeLinear):
         self.set_weight(projection.weight)
 
     def set_weight(self, weight: torch.Tensor) -> None:
-        """Quantize a weight, in the orientation of the projection, and keep its codes."""
+        """Quantize a weight, oriented as in the projection, and keep its codes."""
         with torch.inference_mode(False), torch.no_grad():
             operand = operand_of(weight.T if self.transposed else weight, self.here, self.magnitudes)
             self._keep(operand.codes._asdict() | dict(zip_longest(FITTED, operand.fitted)))
-        if not weight.is_meta:  # else the weight is yet to come
+        if not weight.is_meta:  # else the weight is set later
             self.magnitudes = None
 
     def _keep(self, values: dict[str, torch.Tensor | None]) -> None:
@@ -66,7 +66,7 @@ class Int8Linear(SchemeLinear):
             self._buffers["blocks"] = self.prepared = None
 
     def _plain(self) -> dict[str, torch.Tensor | None]:
-        """Return the buffers with the plain codes, restored if they were repacked."""
+        """Return the buffers with plain codes, restored if the codes were repacked."""
         with _LAYOUT:
             if self.prepared is not None:
                 with torch.inference_mode(False):
@@ -91,7 +91,7 @@ class Int8Linear(SchemeLinear):
 
     @property
     def weight(self) -> torch.Tensor:
-        """A tensor with the dtype, shape and device of the codes but no values, for code that inspects them, such as
+        """A tensor with the dtype, shape and device of the codes but no values, for code that inspects weights, such as
         T5 and PEFT."""
         weight = torch.zeros((), dtype=torch.int8, device=self.scale.device).expand(self.shape)
         weight._is_hf_initialized = True  # else transformers would draw its values
@@ -118,7 +118,7 @@ class Int8Linear(SchemeLinear):
                 self.prepared = dispatch.prepare(plain, scheme.activations, scheme.arithmetic)
             if self.prepared is not plain:
                 self._buffers["codes"] = None
-                self._buffers["blocks"] = self.prepared[0]  # in the place of the codes
+                self._buffers["blocks"] = self.prepared[0]  # they replace the codes
 
     def multiplies_all(self, rows: torch.Tensor) -> bool:
         """Return whether `multiply_all` can multiply rows with layers like this one."""
@@ -130,12 +130,11 @@ class Int8Linear(SchemeLinear):
     def multiply_all(
         self, layers: tuple["Int8Linear", ...], rows: torch.Tensor, ends: torch.Tensor
     ) -> torch.Tensor | None:
-        """Multiply rows sorted by layer with the layers, of which this is the first, at once; return None if they are
-        not alike.
+        """Multiply rows, sorted by layer, with several layers at once; return None if the layers are not alike.
 
-        Their codes are moved to one tensor, of which each layer has a part.
+        The codes of the layers are moved to one tensor, and each layer keeps a view of its part.
 
-        ends: how many rows the layers up to each one have together, int64 (layers,).
+        layers: this one is the first. ends: how many rows the layers up to each one have together, int64 (layers,).
         """
         if not all(type(one) is Int8Linear and one.here == self.here and one.prepared is None for one in layers):
             return None
@@ -154,7 +153,7 @@ class Int8Linear(SchemeLinear):
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in FIELDS:
-            self._plain()  # restored, because the assignment replaces one of them
+            self._plain()  # restore all, because the assignment replaces one of them
         super().__setattr__(name, value)
 
     def _apply(self, fn, recurse=True):
@@ -190,7 +189,7 @@ class Int8Linear(SchemeLinear):
 
     def _product(self, rows: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():
-            self._prepare()  # while the graph is traced, so that it sees the final layout
+            self._prepare()  # during tracing, so that the graph sees the final layout
         while (weight := self.prepared) is None:  # once, unless another thread restores the plain codes
             self._prepare()
         fitted = tuple(value for name in FITTED if (value := self._buffers[name]) is not None)

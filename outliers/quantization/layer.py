@@ -63,8 +63,8 @@ class _Refused(torch.autograd.Function):
 def _refuse(gradient: torch.Tensor, shape: list[int]) -> torch.Tensor:
     """Raise UserError in a backward pass.
 
-    A custom operator, because `torch.compile` traces a backward graph even if no backward pass ever runs: it sees the
-    shape only.
+    This is a custom operator, because `torch.compile` traces a backward graph even if no backward pass ever runs: it
+    sees only the shape.
     """
     raise UserError(
         "a projection in 8 bits has no gradient, because its operands are rounded; expected inference only: train the "
@@ -92,11 +92,11 @@ class StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        of_rows, of_bias = ctx.needs_input_grad[:2]
-        weight = dispatch.restore(ctx.weight).dequantize() if of_rows else None
+        needs_rows, needs_bias = ctx.needs_input_grad[:2]
+        weight = dispatch.restore(ctx.weight).dequantize() if needs_rows else None
         return (
-            (gradient.to(weight.dtype) @ weight).to(ctx.dtypes[0]) if of_rows else None,
-            gradient.sum(0).to(ctx.dtypes[1]) if of_bias else None,
+            (gradient.to(weight.dtype) @ weight).to(ctx.dtypes[0]) if needs_rows else None,
+            gradient.sum(0).to(ctx.dtypes[1]) if needs_bias else None,
             None,
             None,
         )

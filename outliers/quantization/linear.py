@@ -17,13 +17,13 @@ from outliers.quantization.magnitudes import Magnitudes, PlainLinear, stored_wei
 from outliers.quantization.remedies import SEARCH
 from outliers.quantization.schemes import Scheme
 
-# A weight halfway between two codes is a tie: its last bit decides how it is rounded. A draw decides at random.
-HALF_UNIT = 2.0**-24  # of float32, relative to the weight: the distance from the midpoint up to which it ties
+# A weight halfway between two codes is a tie, whose rounding depends on its last bit; a draw rounds it at random.
+HALF_UNIT = 2.0**-24  # largest distance of a tie from the midpoint, relative to the weight, in float32
 MOVE, MOVE_IN_HALF = 2.0**-22, 2.0**-9  # relative shifts of a tie, beyond the rounding error of float32, or float16
 
 
 class Operand(NamedTuple):
-    """A weight as a scheme multiplies it.
+    """A weight prepared for products under a scheme.
 
     codes: of the whole weight. exact: under transforms, or in a draw, the weight (outputs, features) that the codes
     approximate; else None. fitted: the tensor that each transform fitted, and last the searched quantile at which
@@ -36,7 +36,7 @@ class Operand(NamedTuple):
 
 
 class CachedOperand(NamedTuple):
-    """A cached operand with the weight it was made of.
+    """A cached operand and the weight it was made from.
 
     weight: the projection's weight, detached; holding it keeps its memory from being reused for another tensor.
     version: torch's counter of edits in place. ties: flat indices of the entries halfway between two codes, int64
@@ -54,7 +54,7 @@ class CachedOperand(NamedTuple):
 
 
 class CachedDraw(NamedTuple):
-    """A cached operand of a draw, and the operand that it was made of."""
+    """A cached operand of a draw, and the operand it was made from."""
 
     operand: Operand
     draw: int
@@ -81,7 +81,7 @@ class QuantizedLinear(SchemeLinear):
     ):
         super().__init__(scheme, role, magnitudes)
         self.projection = projection
-        self.made: CachedOperand | None = None  # assigned at once, so that threads see all of it or nothing
+        self.made: CachedOperand | None = None  # one assignment, so that threads see all of it or nothing
         self.drawn: CachedDraw | None = None
 
     @property
@@ -134,12 +134,12 @@ class QuantizedLinear(SchemeLinear):
         return path_under(self.here, self.weight.device, dtype)
 
     def share_codes(self, other: "QuantizedLinear") -> None:
-        """Take over the codes of another layer on the same weight if both schemes quantize it alike."""
+        """Take over the codes of another layer with the same weight if both schemes quantize it alike."""
         if self.here.weight_operand == other.here.weight_operand and self.magnitudes is other.magnitudes:
             self.made = other.made
 
     def _apply(self, fn, recurse=True):
-        self.made = None  # the codes are no buffer: quantize again where the model moves to
+        self.made = None  # codes are no buffer: quantize again on the new device
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict:
@@ -154,7 +154,7 @@ class QuantizedLinear(SchemeLinear):
         bias, arguments = self.projection.bias, scheme.kernel_arguments
         return dispatch.linear(hidden_states, operand.codes, bias, **arguments, exact=exact)
 
-    @torch.compiler.disable  # whether codes are those of the weight as it is, no graph can tell
+    @torch.compiler.disable  # a graph cannot tell whether codes are those of the current weight
     def _product(self, rows: torch.Tensor) -> torch.Tensor:
         return around(self.here, rows, self.projection, self._quantized)
 
@@ -165,25 +165,25 @@ def _version(weight: torch.Tensor) -> int | None:
 
 
 def operand_of(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | None = None) -> Operand:
-    """Transform and quantize a weight (outputs, features) as a scheme multiplies it.
+    """Transform and quantize a weight (outputs, features) for products under a scheme.
 
     magnitudes: statistics of its inputs, for remedies that require them.
     """
-    written, scheme = scheme, searched_numbers(weight, scheme, magnitudes) if scheme.searches else scheme
+    given, scheme = scheme, searched_numbers(weight, scheme, magnitudes) if scheme.searches else scheme
     exact, fitted = in_float32(weight) if scheme.transforms else weight, []
     for step in scheme.transforms:
         fitted.append(step.fit(exact, magnitudes))
         exact = step.call("weight", exact, fitted[-1])
         magnitudes = magnitudes and magnitudes.behind(step, fitted[-1])
     codes = _codes(exact, scheme, magnitudes)
-    for step, found in zip(written.remedies_with("clips"), scheme.remedies_with("clips"), strict=True):
+    for step, found in zip(given.remedies_with("clips"), scheme.remedies_with("clips"), strict=True):
         if step.number == SEARCH:
             fitted.append(torch.tensor(found.number, dtype=torch.float64, device=weight.device))
     return Operand(codes, exact if scheme.transforms else None, tuple(fitted))
 
 
 def _codes(exact: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | None) -> Quantized:
-    """Return the codes of a transformed weight; magnitudes: those of the transformed inputs."""
+    """Return the codes of a transformed weight; magnitudes: statistics of the transformed inputs."""
     codes = dispatch.quantize(exact, scheme.weights, scheme.arithmetic)
     for step in () if exact.is_meta else scheme.remedies_with("codes"):
         codes = step.call("codes", in_float32(exact), codes, magnitudes, scheme.weights, step.number)
@@ -208,16 +208,18 @@ def ties_of(operand: Operand, weight: torch.Tensor, scheme: Scheme) -> torch.Ten
         below, above = (side.round_() if element is None else rounded(side, element) for side in sides)
         return below != above
 
-    found = tie((grouped.float() / scale[..., None]).flatten(), MOVE).nonzero()[:, 0]
-    scale = scale.expand(len(exact), -1).flatten()[found // grouped.shape[2]]
-    return found[tie(exact.reshape(-1)[found].double() / scale.double(), HALF_UNIT)]
+    candidates = tie((grouped.float() / scale[..., None]).flatten(), MOVE).nonzero()[:, 0]
+    scale = scale.expand(len(exact), -1).flatten()[candidates // grouped.shape[2]]
+    return candidates[tie(exact.reshape(-1)[candidates].double() / scale.double(), HALF_UNIT)]
 
 
 def drawn_operand(
     made: CachedOperand, weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | None, draw: int
 ) -> Operand:
-    """Return the operand of a weight (outputs, features) with known ties in a draw above 0; the same object if no entry
-    ties."""
+    """Return an operand with its ties rounded by a draw above 0; the same operand if it has no ties.
+
+    weight: float (outputs, features).
+    """
     operand = made.operand
     if not len(made.ties):
         return operand
@@ -225,7 +227,7 @@ def drawn_operand(
     untied = untie(exact, made.ties, scheme, draw)
     for step, numbers in zip(scheme.transforms, operand.fitted, strict=False):
         magnitudes = magnitudes and magnitudes.behind(step, numbers)
-    exact = operand.exact if scheme.outlier_threshold is None else untied  # multiplied with outlier features
+    exact = operand.exact if scheme.outlier_threshold is None else untied  # outlier features are multiplied with it
     return operand._replace(codes=_codes(untied, scheme, magnitudes), exact=exact)
 
 
@@ -248,9 +250,9 @@ def searched_numbers(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitude
     """Return a scheme with the searched numbers of its remedies filled in, one after the other in the order in which
     they act.
 
-    Each number is the one of its grid with the least ‖Y' − Y‖². Y is the product of the exact weight (outputs,
-    features) with the calibration's rows; Y' is that of the layer without the remedies whose numbers are still unknown
-    and with weights rounded to nearest.
+    Each number is that of its grid with the least ‖Y' − Y‖². Y is the product of the exact weight (outputs, features)
+    with the calibration's rows; Y' is that of the layer without the remedies whose numbers are still unknown and with
+    weights rounded to nearest.
     """
     projection = nn.Linear(1, 1, bias=False)
     projection.weight = nn.Parameter(in_float32(weight), requires_grad=False)
@@ -265,8 +267,8 @@ def searched_numbers(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitude
     for place, remedy in enumerate(scheme.remedies):
         if remedy.number == SEARCH:
             before, after = scheme.remedies[:place], scheme.remedies[place + 1 :]
-            tried = [remedy._replace(number=number) for number in remedy.kind.number.grid]
-            candidates = [replace(scheme, remedies=(*before, each, *after)) for each in tried]
+            options = [remedy._replace(number=number) for number in remedy.kind.number.grid]
+            candidates = [replace(scheme, remedies=(*before, option, *after)) for option in options]
             scheme = candidates[0] if weight.is_meta else min(candidates, key=error)
     return scheme
 
@@ -297,8 +299,8 @@ def in_float32(tensor: torch.Tensor) -> torch.Tensor:
 
 def path_under(scheme: Scheme, device: torch.device, dtype: torch.dtype) -> str:
     """Return the name of the kernels that multiply plain codes with hidden states of a dtype under a scheme."""
-    dtype = torch.promote_types(dtype, torch.float32)  # in which a layer with exact weights multiplies
-    features = 2 * (scheme.group or 1)  # so that groups are not the whole row
+    dtype = torch.promote_types(dtype, torch.float32)  # the dtype in which a layer with exact weights multiplies
+    features = 2 * (scheme.group or 1)  # two groups, so that one is not the whole row
     zeros = torch.zeros(1, features, device=device, dtype=dtype)
     weight = dispatch.quantize(zeros, scheme.weights, scheme.arithmetic)
     return dispatch.backend_of(weight, scheme.activations, scheme.arithmetic, dtype).path

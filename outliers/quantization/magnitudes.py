@@ -40,15 +40,14 @@ class Magnitudes(NamedTuple):
     learned: torch.Tensor | None = None
 
     def merge(self, other: "Magnitudes") -> "Magnitudes":
-        """Return the statistics of two texts together; None for a statistic that one of them lacks, and for learned
-        ones."""
+        """Return the statistics of two texts together, without learned ones and those that one of the texts lacks."""
         both = {name: (getattr(self, name), getattr(other, name)) for name in STATISTICS}
         known = {name: pair for name, pair in both.items() if not any(value is None for value in pair)}
         merged = {name: STATISTICS[name].merge(*pair) for name, pair in known.items()}
         return Magnitudes(weights=self.weights.maximum(other.weights), **merged)
 
     def behind(self, transform: Remedy, fitted: torch.Tensor) -> "Magnitudes":
-        """Return the statistics of inputs after a transform; None for statistics by feature if it mixes features."""
+        """Return the statistics of inputs after a transform, without statistics by feature if it mixes features."""
 
         def change(rows: torch.Tensor) -> torch.Tensor:
             return transform.call("hidden_states", rows.to(fitted.device), fitted)
@@ -130,7 +129,7 @@ class Calibration:
 
     @property
     def complete(self) -> set[str]:
-        """The `COSTLY` statistics that are known of all inputs."""
+        """The `COSTLY` statistics that all inputs have."""
         known = self.magnitudes.values()
         return {name for name in COSTLY if all(getattr(magnitudes, name) is not None for magnitudes in known)}
 

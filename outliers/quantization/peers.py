@@ -53,13 +53,13 @@ def bitsandbytes_layer(exact: nn.Module, threshold: float = 6.0) -> nn.Module:
 
     threshold: magnitude from which on a feature is multiplied in 16 bits.
     """
-    logging.getLogger(BITSANDBYTES).setLevel(logging.CRITICAL)  # it complains of optional kernels as it is imported
+    logging.getLogger(BITSANDBYTES).setLevel(logging.CRITICAL)  # its import warns of optional kernels
     import bitsandbytes
 
     weight, bias = stored_weight(exact).detach(), exact.bias
     outputs, features = weight.shape
-    how = {"bias": bias is not None, "has_fp16_weights": False, "threshold": threshold}
-    layer = bitsandbytes.nn.Linear8bitLt(features, outputs, **how)
+    options = {"bias": bias is not None, "has_fp16_weights": False, "threshold": threshold}
+    layer = bitsandbytes.nn.Linear8bitLt(features, outputs, **options)
     layer.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias.detach()}))
     if bias is not None:
         layer.bias.data = layer.bias.data.to(bias.dtype)
@@ -95,14 +95,15 @@ def _int8_file(name: str) -> Path | None:
 
 
 def _cache_key(name: str, model: PreTrainedModel) -> tuple[str, str, str, tuple]:
-    """Return the cache key of a model to compare with: name, dtype and device as ours, and the state of its files."""
+    """Return the cache key of a model to compare with: its name, the dtype and device of ours, and the state of its
+    files."""
     int8_file = _int8_file(name)
     states = tuple(map(state_of, [int8_file] if int8_file else local_files(name)))
     return name, str(model.dtype).removeprefix("torch."), str(device_of(model)), states
 
 
 @functools.lru_cache(maxsize=1)
-@torch.inference_mode(False)  # in which a run asks first; later callers may quantize a copy outside of it
+@torch.inference_mode(False)  # the first caller may be in inference mode, and later ones not
 def _loaded(name: str, dtype: str, device: str, _states: tuple) -> PreTrainedModel:
     if not (int8_file := _int8_file(name)):
         return load_model(name, dtype, device)
@@ -137,10 +138,11 @@ def other_model(other: str | PreTrainedModel, model: PreTrainedModel) -> Iterato
         UserError: as `outliers.load_model`; the model is in another dtype or on another device, or its files change.
     """
     theirs = _loaded(*_cache_key(other, model)) if isinstance(other, str) else other
-    for what, of in (("dtype", lambda one: one.dtype), ("device", device_of)):
-        if of(theirs) != of(model):
+    for name, value_of in (("dtype", lambda one: one.dtype), ("device", device_of)):
+        other_value, own_value = value_of(theirs), value_of(model)
+        if other_value != own_value:
             raise UserError(
-                f"the model to compare with is in {of(theirs)}, and the other one in {of(model)}; expected one {what}"
+                f"the model to compare with is in {other_value}, and the other one in {own_value}; expected one {name}"
             )
     with in_eval_mode(theirs):
         yield theirs
@@ -164,8 +166,8 @@ def check_alike(model: PreTrainedModel, other: str | PreTrainedModel) -> None:
             f"'{model.config.model_type}', as the model that it is compared with"
         )
     ours, theirs = (
-        {key: tuple(tensor.shape) for key, tensor in skeleton(without_storage(of_model)).state_dict().items()}
-        for of_model in (model.config, config)
+        {key: tuple(tensor.shape) for key, tensor in skeleton(without_storage(model_config)).state_dict().items()}
+        for model_config in (model.config, config)
     )
     for key in dict.fromkeys([*ours, *theirs]):
         if ours.get(key) != theirs.get(key):

@@ -21,7 +21,7 @@ from outliers.errors import UserError, shown
 
 @dataclass(frozen=True)
 class Products:
-    """How the products of a layer and of its gradients are computed.
+    """The numerics of a layer's products and of their gradients.
 
     decomposition: share of the inner dimension of a product that is multiplied in 16 bits, namely the features with the
     largest magnitudes in the left operand (appendix E tests 0, 0.02, 0.05 and 0.1). The inner dimension of Gᵀ·X is

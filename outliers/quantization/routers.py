@@ -1,4 +1,4 @@
-"""Routers of mixtures under a scheme; without the remedy `router` they stay exact."""
+"""Routers of mixtures of experts under a scheme; without the remedy `router` they stay exact."""
 
 from collections.abc import Collection, Iterator
 
@@ -21,7 +21,7 @@ def routers(model: PreTrainedModel) -> Iterator[Projection]:
 
 
 class _Routed:
-    """A replacement for a router's forward that multiplies under a scheme and computes everything else as before."""
+    """A replacement for a router's forward that multiplies under a scheme and leaves the rest unchanged."""
 
     def __init__(self, router: Projection, product: QuantizedLinear):
         self.path, self.module, self.product = router.path, router.module, product
@@ -39,7 +39,7 @@ class _Routed:
 
 
 class _Exchanged(TorchFunctionMode):
-    """A mode in which products with a router's weight are computed by a quantized layer; count: number of these
+    """A mode in which a quantized layer computes the products with a router's weight; count: number of such
     products."""
 
     def __init__(self, product: QuantizedLinear):

@@ -13,14 +13,14 @@ from outliers.errors import UserError, shown, unknown_name
 from outliers.models.plugins import plugin_schemes
 from outliers.quantization.remedies import COSTLY, PRODUCTS, REMEDIES, SEARCH, STAGES, Remedy, RemedyKind, Transform
 
-MOST_TRANSFORMS = 3  # one after the other in a layer
+MOST_TRANSFORMS = 3  # transforms in a layer
 FIELD_CHECKS = {  # field: the types of its values, and how an error message names them
     "name": (str, "text"),
     "activations": (Quantizer | None, "a Quantizer or None"),
     "weights": (Quantizer | None, "a Quantizer or None"),
     "remedies": (list | tuple, "a list of remedies, such as ['hadamard', 'clip=0.999']"),
 }
-# Remedy: the fields of its number and of its roles in models that were saved before schemes had remedies.
+# By remedy: the fields of its number and of its roles in models that were saved by earlier versions.
 EARLIER = {
     "tokens": ("token_threshold", "token_roles"),
     "clip": ("clip", "clip_roles"),
@@ -76,10 +76,10 @@ class Scheme:
     def _check_operand(self, operand: str, quantizer: Quantizer | None) -> None:
         if quantizer is not None:
             self._check(f"format of the {operand}", quantizer.format, FORMATS)
-            having = granularities(quantizer.format, operand)
-            if quantizer.group and GROUPS in having:  # groups of any number of features
-                having.append(quantizer.granularity)
-            self._check(f"granularity of the {operand}", quantizer.granularity, having)
+            known = granularities(quantizer.format, operand)
+            if quantizer.group and GROUPS in known:  # groups of any number of features
+                known.append(quantizer.granularity)
+            self._check(f"granularity of the {operand}", quantizer.granularity, known)
             self._check(f"symmetric of the {operand}", quantizer.symmetric, FORMATS[quantizer.format].symmetric)
         if expected := getattr(ARITHMETICS[self.arithmetic], operand):
             self._check(operand, str(quantizer), [expected], f" with arithmetic '{self.arithmetic}'")
@@ -89,12 +89,12 @@ class Scheme:
             raise UserError(f"{count} transforms in scheme '{self.name}'; expected at most {MOST_TRANSFORMS}")
         for number, remedy in enumerate(self.remedies):
             name, kind = remedy.name, remedy.kind
-            for reason, is_so in kind.refuses:
-                if is_so(self):
+            for reason, applies in kind.refuses:
+                if applies(self):
                     raise UserError(f"scheme '{self.name}' has '{name}' {reason.format(**vars(self))}; leave it out")
             before = [other for other in self.transforms[:number] if other.applies_at(remedy.roles)]
-            once = before if isinstance(kind, Transform) else self.remedies[:number]
-            if name in (other.name for other in once):
+            earlier = before if isinstance(kind, Transform) else self.remedies[:number]
+            if name in (other.name for other in earlier):
                 where = " at a role" if isinstance(kind, Transform) else ""
                 raise UserError(f"scheme '{self.name}' has '{name}' twice; expected it once{where}")
             mixing = [other.name for other in before if not other.kind.by_feature]
@@ -184,20 +184,21 @@ class Scheme:
         while learning, as in SpinQuant.
         """
         others = self.attention, *(remedy for remedy in self.remedies if remedy.kind.codes or remedy.name == ROUTER)
-        left = [remedy for remedy in self.remedies if remedy not in others]
+        remaining = [remedy for remedy in self.remedies if remedy not in others]
         weights = None if self.remedies_with("codes") and self.activations else self.weights
-        return replace(self, name="rotation", weights=weights, remedies=left)
+        return replace(self, name="rotation", weights=weights, remedies=remaining)
 
     def at(self, role: str | None) -> "Scheme":
-        """Return the scheme of projections whose input has a role, without remedies of other roles; None keeps all."""
+        """Return the scheme for projections whose inputs have a role, without the remedies of other roles; None keeps
+        all."""
         here = self
         if role is not None and any(remedy.roles for remedy in self.remedies):
-            left = [remedy._replace(roles=()) for remedy in self.remedies if role in (remedy.roles or (role,))]
-            here = replace(self, remedies=left)
+            remaining = [remedy._replace(roles=()) for remedy in self.remedies if role in (remedy.roles or (role,))]
+            here = replace(self, remedies=remaining)
         for remedy in here.remedies_with("scheme"):
             if not remedy.roles:
-                left = [other for other in here.remedies if other != remedy]
-                here = remedy.call("scheme", replace(here, remedies=left), remedy.number)
+                remaining = [other for other in here.remedies if other != remedy]
+                here = remedy.call("scheme", replace(here, remedies=remaining), remedy.number)
         return here
 
     @property
@@ -225,7 +226,8 @@ class Scheme:
 
 
 def _place(remedy: Remedy) -> int:
-    """Return a remedy's sort key: transforms first, in their own order, then the others in the order of `REMEDIES`."""
+    """Return a remedy's sort key, which puts transforms first, in their own order, then others in the order of
+    `REMEDIES`."""
     return -1 if isinstance(remedy.kind, Transform) else [*REMEDIES, remedy.name].index(remedy.name)
 
 
@@ -342,7 +344,7 @@ def is_known(scheme: Scheme) -> bool:
 
 
 def _in_lower_case(written: str) -> str:
-    """Write the names of schemes and remedies that a name consists of in lower case."""
+    """Write the schemes and remedies of a name in lower case; other parts are unchanged."""
     parts = []
     for part in written.split("+"):
         name = re.split("[=@]", part)[0]
@@ -428,7 +430,7 @@ def remedied(scheme: Scheme, written: str) -> Scheme:
 
 
 def is_own(scheme: Scheme) -> bool:
-    """Return whether a scheme is one of this project's, at any threshold, so that its name defines it."""
+    """Return whether a scheme is one of this project's, at any threshold, and so defined by its name."""
     return _is_one_of(scheme, [*_OWN, *_OF_FORMATS, in_groups(scheme.name)])
 
 
@@ -451,7 +453,7 @@ def _is_one_of(scheme: Scheme, schemes: Iterable[Scheme | None]) -> bool:
 
 
 def scheme_fields(scheme: Scheme, skip: Collection[str] = (), only: Collection[str] = ()) -> dict:
-    """Return the fields of a row that describe its scheme beside its name; empty if the scheme quantizes nothing.
+    """Return the fields of a row that describe its scheme, apart from its name; empty if the scheme quantizes nothing.
 
     alpha: its threshold. scheme_parts: the components of a scheme that is not this project's own. arithmetic:
     "simulated" if dequantized operands are multiplied. skip, only: as for `outliers.quantize`.
@@ -490,7 +492,7 @@ def read_scheme(written: str) -> Scheme:
     """
     try:
         parts = json.loads(written)
-        parts.pop("label", None)  # of models that were saved while schemes had one
+        parts.pop("label", None)  # in models that were saved by earlier versions
         remedies = [Remedy(name, number, tuple(roles)) for name, number, roles in parts.pop("remedies", [])]
         if transform := parts.pop("transform", None):
             remedies += map(Remedy.read, transform.split("+"))

@@ -69,7 +69,7 @@ def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
         elif name not in parameters:  # learned transforms that several layers share
             shared[name] = first
     config = copy.copy(model.config)
-    vars(config).pop("quantization_config", None)  # of `outliers.OutliersConfig`, which describes another file
+    vars(config).pop("quantization_config", None)  # it is of `outliers.OutliersConfig`, and describes another file
     scheme = max(schemes, key=lambda scheme: len(schemes[scheme]))
     others = {other: paths for other, paths in schemes.items() if other != scheme}
     expected = _without_values(config, scheme, exact, others).state_dict()
@@ -123,7 +123,7 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
     check_weights(config.to_dict(), name, [path])
     with refusals(name):
         model = _without_values(config, scheme, skip, instead)
-        # An alias is read from the model, once the tensor that it shares is there.
+        # An alias is read from the model, after the tensor that it shares.
         tensors |= {
             alias: first._replace(read=partial(tensor_of, model, first.name)) for alias, first in firsts.items()
         }
@@ -134,9 +134,9 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
 def _without_values(
     config: PretrainedConfig, scheme: Scheme, skip: list[str], instead: dict[Scheme, list[str]]
 ) -> PreTrainedModel:
-    """Return an int8 model without weights, as its configuration describes it."""
+    """Return an int8 model without values, as a configuration and a scheme describe it."""
     exact = skeleton(config, config.dtype, buffers=True)
-    anything = neutral(exact, scheme)  # any values will do: the saved ones replace what is fitted to them
+    anything = neutral(exact, scheme)  # its values do not matter: saved ones replace all fitted to them
     return quantize(exact, scheme, keep="int8", skip=skip, calibration=anything, instead=instead)
 
 

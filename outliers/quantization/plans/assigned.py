@@ -25,7 +25,7 @@ class Assigned:
     exact: list[Projection]
 
     def renamed(self, names: Callable[[Projection], Iterable[str]]) -> "Assigned":
-        """Return the same with each projection under the names that another library has for it, which may be none."""
+        """Return the assignment with each projection under its names in another library, which may be none."""
 
         def of(parts: list[Projection]) -> list[Projection]:
             return [part._replace(path=path) for part in parts for path in names(part)]
@@ -42,19 +42,19 @@ class Assigned:
         return [*self.exact_paths, *(part.path for _, parts in self.groups for part in parts)]
 
     def outside(self, kinds: tuple[type[nn.Module], ...]) -> list[str]:
-        """Return the full paths of the layers of these kinds that are no projections, such as the head.
+        """Return the full paths of the layers of these kinds that are not projections, such as the head.
 
         No scheme of ours quantizes them, but a library that selects layers by kind would.
         """
         inside = set(self.paths)
         modules = ((path, module) for path, module in self.model.named_modules() if path not in inside)
-        there = {path: module for path, module in modules if not isinstance(module, ExpertProjection)}
-        return [path for path, module in there.items() if isinstance(module, kinds)]
+        others = {path: module for path, module in modules if not isinstance(module, ExpertProjection)}
+        return [path for path, module in others.items() if isinstance(module, kinds)]
 
 
 def patterns(paths: Iterable[str]) -> list[str]:
-    """Return paths as compressed-tensors matches them: one expression for paths that differ only in the numbers of
-    the layer and the expert."""
+    """Return patterns of paths for compressed-tensors: one expression for paths that differ only in the numbers of the
+    layer and the expert."""
     split = [re.split(r"(?<=\.)(\d+)(?=\.)", path) for path in paths]  # numbers at odd places
     for place in range(max(map(len, split), default=0) - 2, 0, -2):
         alike = defaultdict(list)
@@ -66,6 +66,6 @@ def patterns(paths: Iterable[str]) -> list[str]:
     return [
         pieces[0]
         if len(pieces) == 1
-        else f"re:{''.join(f'({one})' if place % 2 else re.escape(one) for place, one in enumerate(pieces))}$"
+        else f"re:{''.join(f'({piece})' if place % 2 else re.escape(piece) for place, piece in enumerate(pieces))}$"
         for pieces in split
     ]

@@ -24,7 +24,7 @@ FUSED = {"gate_up_proj": ("gate_proj", "up_proj")}  # by our name, the layers of
 
 
 def arguments_of(scheme: Scheme) -> dict | None:
-    """Return the operands of a `QuantizationScheme`; None if it cannot express the scheme."""
+    """Return the operands of a scheme as those of a `QuantizationScheme`; None if that cannot express the scheme."""
     operands = {"weights": scheme.weights, "input_activations": scheme.activations}
     operands = {operand: quantizer for operand, quantizer in operands.items() if quantizer}
     if scheme.outlier_threshold is not None or any(used.format not in NUMBERS for used in operands.values()):
@@ -39,12 +39,13 @@ def _arguments(quantizer: Quantizer, dynamic: bool) -> dict:
 
 
 def experts_apart(assigned: Assigned) -> Assigned:
-    """Name the projections of experts as the linear layers that llm-compressor makes of them before it quantizes."""
+    """Rename the projections of experts to the linear layers that llm-compressor splits them into before it
+    quantizes."""
 
     def names(part: Projection) -> list[str]:
-        of_expert, _, name = part.path.rpartition(".")
+        owner, _, name = part.path.rpartition(".")
         layers = (name,) if part.expert is None else FUSED.get(name, (name,))
-        return [f"{of_expert}.{layer}" for layer in layers]
+        return [f"{owner}.{layer}" for layer in layers]
 
     return assigned.renamed(names)
 

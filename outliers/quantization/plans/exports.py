@@ -56,8 +56,7 @@ def _threshold(scheme: Scheme) -> float | None:
 def _bits_and_bytes(assigned: Assigned) -> dict:
     """Return the arguments of `transformers.BitsAndBytesConfig`.
 
-    A list of modules to skip replaces the default, the head, so that the list includes everything that is no
-    projection.
+    A list of modules to skip replaces the default, the head, so the list includes all layers that are not projections.
     """
     threshold, *others = dict.fromkeys(threshold for threshold, _ in assigned.groups)
     if others:
@@ -70,16 +69,18 @@ def _bits_and_bytes(assigned: Assigned) -> dict:
 
 
 def _without_experts(assigned: Assigned) -> Assigned:
-    """Leave out experts, whose weights stand in one tensor for all of a layer, which bitsandbytes does not quantize."""
-    left = assigned.renamed(lambda part: [part.path] if part.expert is None else [])
-    count = sum(map(len, (parts for _, parts in assigned.groups))) - sum(map(len, (parts for _, parts in left.groups)))
+    """Leave out experts, because bitsandbytes does not quantize the tensor with all experts of a layer; warn of
+    them."""
+    remaining = assigned.renamed(lambda part: [part.path] if part.expert is None else [])
+    before, after = (sum(len(parts) for _, parts in plan.groups) for plan in (assigned, remaining))
+    count = before - after
     if count:
         warnings.warn(
             f"bitsandbytes leaves all experts exact, {count} projections that the plan quantizes: it has no 8-bit "
             "weights of three dimensions",
             stacklevel=2,
         )
-    return replace(left, groups=[group for group in left.groups if group[1]])
+    return replace(remaining, groups=[group for group in remaining.groups if group[1]])
 
 
 #: Every format of an export by its name.
@@ -134,21 +135,21 @@ def export(plan: Plan, format: str, model: PreTrainedModel) -> Any:
     """
     if format not in EXPORTS:
         raise unknown_name("format of an export", format, EXPORTS)
-    way, parts = EXPORTS[format], list(projections(model))
+    target, parts = EXPORTS[format], list(projections(model))
     plan.check(part.path for part in parts)
-    if way.package and importlib.util.find_spec(way.package) is None:
-        raise UserError(f"format '{format}' needs the library {way.package}; expected it installed: pip install it")
+    if target.package and importlib.util.find_spec(target.package) is None:
+        raise UserError(f"format '{format}' needs the library {target.package}; expected it installed: pip install it")
     for part in parts:
         check_plain(part)
-        if not isinstance(part.module, way.takes):
+        if not isinstance(part.module, target.takes):
             raise UserError(
                 f"'{part.path}' is a {type(part.module).__name__}, and '{format}' quantizes "
-                f"{' and '.join(kind.__name__ for kind in way.takes)} alone; expected another format or model"
+                f"{' and '.join(kind.__name__ for kind in target.takes)} alone; expected another format or model"
             )
-    assigned = way.experts(_assigned(plan, format, model, parts))
+    assigned = target.experts(_assigned(plan, format, model, parts))
     if not assigned.groups:
         raise UserError(f"the plan of '{plan.model}' leaves every projection exact; expected one under a scheme")
-    return way.write(assigned)
+    return target.write(assigned)
 
 
 def export_text(plan: Plan, format: str, model: PreTrainedModel) -> str:
@@ -163,10 +164,10 @@ def _assigned(plan: Plan, format: str, model: PreTrainedModel, parts: list[Proje
     exact: list[Projection] = []
     groups: dict[Scheme, list[Projection]] = {scheme: []}
     for part in parts:
-        under = others.get(part.path, scheme)
-        kept = part.path in plan.exact or not under.quantizes
-        (exact if kept else groups.setdefault(under, [])).append(part)
-    return Assigned(model, [(_words(under, format), group) for under, group in groups.items() if group], exact)
+        part_scheme = others.get(part.path, scheme)
+        kept = part.path in plan.exact or not part_scheme.quantizes
+        (exact if kept else groups.setdefault(part_scheme, [])).append(part)
+    return Assigned(model, [(_words(scheme, format), group) for scheme, group in groups.items() if group], exact)
 
 
 def _words(scheme: Scheme, format: str) -> object:

@@ -19,8 +19,8 @@ from outliers.quantization.schemes import Scheme
 
 TYPES = {"int8": "Q8_0", "int6": "Q6_K", "int4": "Q4_0", "mxfp4": "MXFP4"}  # for our formats of weights
 EXACT = {torch.float16: "f16", torch.bfloat16: "bf16"}
-# Tensors of no projection: embeddings and the head, and experts if they are none. The expressions match no projection,
-# because versions of llama.cpp differ in which of several that match a tensor counts.
+# Expressions for tensors that belong to no projection: embeddings, the head, and experts that are not projections. They
+# match no projection, because versions of llama.cpp differ in which of several matching expressions counts.
 OUTSIDE, EXPERTS = r"^(?!(enc\.|dec\.)?blk\.)", (r"_exps\.", r"_shexp\.")
 BASE = "q8_0"  # the type for which `llama-quantize` does not mix types
 
@@ -37,26 +37,27 @@ def type_of(scheme: Scheme) -> gguf.GGMLQuantizationType | None:
 
 
 def lines_of(assigned: Assigned) -> str:
-    """Return lines `EXPRESSION=TYPE`: one for each tensor whose type is not `BASE`, and those of no projection.
+    """Return lines `EXPRESSION=TYPE`: one for each tensor whose type is not `BASE`, and for tensors outside of
+    projections.
 
     They are the FILE of `llama-quantize --tensor-type-file FILE model.gguf quantized.gguf q8_0`.
 
     Raises:
-        UserError: llama.cpp has no tensor for a projection, or one for projections of which a plan has several types.
+        UserError: llama.cpp has no tensor for a projection, or a single one for projections with different types.
     """
     exact = EXACT.get(assigned.model.dtype, "f32")
     kinds = [(part, exact) for part in assigned.exact]
     kinds += [(part, _checked(kind, part).name.lower()) for kind, parts in assigned.groups for part in parts]
-    names, of_tensors = _names(assigned.model, [part for part, _ in kinds]), {}
+    names, type_of_tensor = _names(assigned.model, [part for part, _ in kinds]), {}
     for part, kind in kinds:
         for name in names[part.path]:
-            if of_tensors.setdefault(name, kind) != kind:
+            if type_of_tensor.setdefault(name, kind) != kind:
                 raise UserError(
                     f"'{part.path}' is of an expert, and in a GGUF file all experts of a layer are one tensor, "
                     f"'{name}', of one type; expected a plan that treats them alike"
                 )
-    outside = [OUTSIDE, *(end for end in EXPERTS if not any(re.search(end, name) for name in of_tensors))]
-    lines = [f"^{re.escape(name)}$={kind}" for name, kind in of_tensors.items() if kind != BASE]
+    outside = [OUTSIDE, *(end for end in EXPERTS if not any(re.search(end, name) for name in type_of_tensor))]
+    lines = [f"^{re.escape(name)}$={kind}" for name, kind in type_of_tensor.items() if kind != BASE]
     return "\n".join([*lines, *(f"{expression}={exact}" for expression in outside)]) + "\n"
 
 
@@ -73,8 +74,8 @@ def _names(model: PreTrainedModel, parts: list[Projection]) -> dict[str, list[st
 
 
 def _checked(kind: gguf.GGMLQuantizationType, part: Projection) -> gguf.GGMLQuantizationType:
-    """Return a type; raise UserError if a projection's width is no multiple of its block, as llama-quantize would
-    replace it."""
+    """Return a type; raise UserError if a projection's width is no multiple of its block, because llama-quantize would
+    use another type."""
     block, features = gguf.GGML_QUANT_SIZES[kind][0], stored_weight(part.module).shape[1]
     if features % block:
         raise UserError(

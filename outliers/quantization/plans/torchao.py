@@ -45,7 +45,7 @@ def torchao_config(scheme: Scheme) -> "AOBaseConfig | None":
 
 
 def _numbers(quantizer: Quantizer | None) -> str | None:
-    """Return a quantizer's format and kind of scale, without its granularity."""
+    """Return a quantizer's format and kind of scale, such as "int8 absmax"."""
     return quantizer and f"{quantizer.format} {'absmax' if quantizer.symmetric else 'zeropoint'}"
 
 

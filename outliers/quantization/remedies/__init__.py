@@ -15,7 +15,7 @@ from outliers.errors import UserError, shown, unknown_name
 if TYPE_CHECKING:
     import torch
 
-SEARCH = "search"  # in place of a number: each projection gets the one of a grid with the least error
+SEARCH = "search"  # instead of a number: each projection gets the number of a grid with the least error
 STAGES = ("tokens", "transforms", "clip", "gptq")  # in the order in which remedies act
 COSTLY = ("gram", "rows")  # statistics that a calibration keeps only if a scheme needs them
 PRODUCTS = ("scores", "values")  # of attention: queries with keys, and probabilities with values
@@ -117,7 +117,7 @@ def _by_magnitude(weight: "torch.Tensor", magnitudes: InputMagnitudes) -> "torch
 _IN = __name__ + "."
 _SCALED = lambda x, factors: x / factors, lambda weight, factors: weight * factors
 _ROTATED = 2 * (_IN + "hadamard:rotate",)
-_SORTED = 2 * (lambda matrix, order: matrix[:, order],)  # so that features that share a scale are alike
+_SORTED = 2 * (lambda matrix, order: matrix[:, order],)  # puts similar features into groups that share a scale
 _TWENTIETHS = tuple(number / 20 for number in range(21))
 _QUANTILES = (1, 0.9999, 0.999, 0.995, 0.99, 0.98, 0.95, 0.9)
 LEAST, MOST = THRESHOLDS

@@ -55,7 +55,7 @@ def compensated(
 def _upper_factor(gram: torch.Tensor, damping: float) -> torch.Tensor:
     """Return U, upper triangular with H⁻¹ = Uᵀ U: the inverse of the upper triangular R with H = R Rᵀ."""
     added = damping * gram.diagonal().mean()
-    added = added if added > 0 else 1.0  # nothing is known where all inputs were zero
+    added = added if added > 0 else 1.0  # all inputs were zero
     damped = gram + added * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     factor = torch.linalg.cholesky(damped.flip(0, 1)).flip(0, 1)
     return torch.linalg.solve_triangular(factor, torch.eye(len(gram)).to(factor), upper=True)

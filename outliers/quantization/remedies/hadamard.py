@@ -4,8 +4,8 @@ from functools import cache
 
 import torch
 
-# Features that one small product combines: on a CPU the fewest instructions and few passes over memory, on a GPU
-# two launches.
+# Number of features that one small product combines, by device: few instructions and passes over memory on a CPU, two
+# launches on a GPU.
 RADIX = {"cpu": 32, "cuda": 128}
 
 

@@ -22,7 +22,7 @@ from outliers.quantization.remedies.rotation import SEED
 from outliers.quantization.schemes import Scheme
 from outliers.terminal.progress import over
 
-HEADS = "attn_out"  # the role that R2 rotates, as R1 does those of the stream
+HEADS = "attn_out"  # the role that R2 rotates; R1 rotates the roles of the stream
 ANGLE = 0.5  # the Frobenius norm of the first step's skew matrix; steps get smaller to 0 linearly
 
 
@@ -65,15 +65,15 @@ def _with(calibration: Calibration, matrices: dict) -> Calibration:
 
 
 def _first_matrices(model: PreTrainedModel, scheme: Scheme, calibration: Calibration) -> dict:
-    """Return the random Hadamard matrices that learning starts from, float32, by `_key`."""
+    """Return the random Hadamard matrices with which learning starts, float32, by `_key`."""
     matrices, layers = {}, layers_of(model)
     for (layer, role), magnitudes in calibration.magnitudes.items():
         key, width = _key(layer, role), len(magnitudes.inputs)
         if key is None or not scheme.at(role).learns:
             continue
         if key not in matrices:
-            of_layer = layers[layer], config_of_stack(model.config, layers[layer].anatomy)
-            identity = torch.eye(head_size(*of_layer) if role == HEADS else width)
+            sizes = layers[layer], config_of_stack(model.config, layers[layer].anatomy)
+            identity = torch.eye(head_size(*sizes) if role == HEADS else width)
             matrices[key] = rotate(identity, random_rotation(identity, SEED))
     return matrices
 
@@ -81,7 +81,7 @@ def _first_matrices(model: PreTrainedModel, scheme: Scheme, calibration: Calibra
 def _learned(
     model: PreTrainedModel, scheme: Scheme, calibration: Calibration, matrices: dict, steps: int
 ) -> dict[object, torch.Tensor]:
-    """Return the matrices after some steps of one block each."""
+    """Return the matrices after some steps of learning, each on one block."""
     if is_streamed(model) or any(parameter.is_meta for parameter in model.parameters()):
         raise UserError(
             f"scheme '{scheme.name}' learns with the whole model, whose weights are not in memory; expected "
@@ -145,7 +145,7 @@ def _product(layer: QuantizedLinear, fitted: tuple, matrix: torch.Tensor | None,
     if matrix is not None:
         places = {number: matrix for number, step in enumerate(scheme.transforms) if step.kind.learns}
         fitted = tuple(places.get(number, made) for number, made in enumerate(fitted))
-    for step, made in zip(scheme.transforms, fitted, strict=False):  # after these there may be a searched quantile
+    for step, made in zip(scheme.transforms, fitted, strict=False):  # `fitted` may end with a searched quantile
         weight = step.call("weight", weight, made)
     rows = in_float32(transform_input(rows, scheme, fitted))
     threshold = scheme.outlier_threshold
@@ -158,8 +158,8 @@ def _product(layer: QuantizedLinear, fitted: tuple, matrix: torch.Tensor | None,
 
 
 def straight_through(matrix: torch.Tensor, quantizer: Quantizer | None, kept: torch.Tensor | None) -> torch.Tensor:
-    """Quantize and dequantize a matrix (rows, features) except for the features in `kept`, with straight-through
-    gradients."""
+    """Quantize and dequantize a matrix (rows, features), with straight-through gradients; features in `kept` stay
+    exact."""
     if quantizer is None:
         return matrix
     exact = matrix.detach() if kept is None else matrix.detach().masked_fill(kept, 0)

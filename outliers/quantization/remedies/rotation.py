@@ -15,8 +15,8 @@ SEED = 0  # of the matrices that learning starts from
 
 
 def fit(weight: torch.Tensor, magnitudes: Magnitudes, _steps: float) -> torch.Tensor:
-    """Return the learned matrix (size, size) of an input, with size its features or a head's; else the parts of a
-    Hadamard one."""
+    """Return the learned matrix (size, size) of an input, where size is its features or a head's; or the parts of a
+    Hadamard matrix if nothing was learned."""
     made = random_rotation(weight, SEED)
     return made if magnitudes.learned is None else magnitudes.learned.to(made)
 
