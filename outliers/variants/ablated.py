@@ -62,9 +62,10 @@ class Intervention:
     def on(
         self, projections: "list[Projection]", outputs: "Collection[tuple[Projection, torch.Tensor]]" = ()
     ) -> Iterator[None]:
-        """Replace the features in the inputs of these projections within this context.
+        """Replace the features in the inputs of projections within this context.
 
-        outputs: projections of which only some outputs read the change, with a mask of these, bool (outputs,).
+        outputs: further projections, of which only some outputs read the change, each with the mask of these outputs,
+        bool (outputs,).
         """
         import torch
 
@@ -108,7 +109,7 @@ class Ablated(Variant):
 
     def __post_init__(self):
         places = [Place.read(written) for written in self.where]
-        # in our own names, so that rows are found under either name
+        # our own names, so that a row is found by either name
         object.__setattr__(self, "where", tuple(place.written for place in places))
         for place in places:
             if self.intervention.method == "mean" and (set(place.parts) & set(NORMS) or place.expert is not None):
@@ -159,7 +160,7 @@ class Ablated(Variant):
 
     @property
     def at_attention(self) -> "Ablated | None":
-        """For whole roles the ablation of the input of the q/k/v projection."""
+        """The ablation of the input of q/k/v alone, if the places are whole roles; itself if only q, k or v read it."""
         if set(self.where) <= ROLES.keys():
             return Ablated(self.intervention)
         return self if self.in_attention else None

@@ -79,8 +79,8 @@ class Cached(Variant):
     def places(self, model: "PreTrainedModel", field: str) -> dict[str | int, tuple[Formats, Formats | None]]:
         """Return the places of a kind, each with the formats that quantize only it, and those that quantize all but it.
 
-        Places are keys and values (field "role"), layers ("layer"), or heads of a layer ("head"); a head has no second
-        formats.
+        Places are keys and values (field "role"), layers ("layer"), or heads of a layer ("head"); a head has None as
+        second formats.
         """
         from outliers.quantization.caches import heads_of_keys
 

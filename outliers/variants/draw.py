@@ -1,6 +1,6 @@
 """Draws: repetitions of a measurement with embeddings perturbed by 1e-6 and ties of weights rounded at random.
 
-They show how much a result scatters through rounding alone.
+They show the scatter of a result through rounding alone.
 """
 
 import math
@@ -47,8 +47,7 @@ def drawn(model: PreTrainedModel, draw: int) -> Iterator[None]:
 
 @contextmanager
 def untied(model: PreTrainedModel, draw: int) -> Iterator[None]:
-    """Round ties of weights by the seed of a draw within this context, in a quantized model and in models made from
-    it."""
+    """Round ties of weights by the seed of a draw within this context, in a quantized model and models made from it."""
     layers = quantized_layers(model)
     for module in (model, *layers):
         module.draw = draw
@@ -58,7 +57,7 @@ def untied(model: PreTrainedModel, draw: int) -> Iterator[None]:
         for module in (model, *layers):
             del module.draw
         for layer in layers:
-            layer.drawn = None  # copies of all weights, while the model may stay for the codes that it shares
+            layer.drawn = None  # it holds copies of all weights, and the model may live on for its shared codes
 
 
 def _factors(draw: int, shape: torch.Size) -> torch.Tensor:
@@ -70,7 +69,7 @@ def _new_factors(draw: int, shape: torch.Size) -> torch.Tensor:
     return noise.mul_(SIZE).add_(1)
 
 
-_kept_factors = lru_cache(maxsize=2)(_new_factors)  # for three draws, of which draw 0 has none, repeated by each scheme
+_kept_factors = lru_cache(maxsize=2)(_new_factors)  # for draws 1 and 2 of each scheme; draw 0 has no factors
 
 
 def _multiplied(factors: Callable, embedding: nn.Module, inputs: tuple, output: torch.Tensor) -> torch.Tensor:

@@ -55,22 +55,22 @@ class Dropped(Variant):
         from outliers.models.anatomy import experts_of
         from outliers.models.anatomy.experts import number_of
 
-        there, found = experts_of(model), {}
+        mixtures, found = experts_of(model), {}
         for layer, expert in self.experts:
-            if layer not in there or expert >= number_of(there[layer]):
-                counts = {number_of(experts) for experts in there.values()}
-                held = f"layers {', '.join(map(str, there))} have {' or '.join(map(str, counts))} experts"
-                expected = held if there else "a mixture of experts"
+            if layer not in mixtures or expert >= number_of(mixtures[layer]):
+                counts = {number_of(experts) for experts in mixtures.values()}
+                held = f"layers {', '.join(map(str, mixtures))} have {' or '.join(map(str, counts))} experts"
+                expected = held if mixtures else "a mixture of experts"
                 raise UserError(f"no expert {expert} in layer {layer} of this model; expected one of it: {expected}")
-            found[layer, expert] = there[layer].get_submodule(str(expert))
+            found[layer, expert] = mixtures[layer].get_submodule(str(expert))
         return found
 
     @contextmanager
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
         from outliers.models.hooks import attached
 
-        there = {place: module for place, module in self.check(model).items() if layer in (None, place[0])}
-        with attached(module.register_forward_hook(_nothing) for module in there.values()):
+        experts = {place: module for place, module in self.check(model).items() if layer in (None, place[0])}
+        with attached(module.register_forward_hook(_nothing) for module in experts.values()):
             yield model
 
 

@@ -27,8 +27,8 @@ _WRITTEN = re.compile(
     r"(layers\.(?P<first>[0-9]{1,9})(:(?P<end>[0-9]{1,9}))?(\.|$))?(heads\.(?P<head>[0-9]{1,9})(\.|$))?"
     r"(experts\.(?P<expert>[0-9]{1,9})\.)?(?P<name>\w*)"
 )
-IN_EXPERT = {"up": "ffn_in", "down": "ffn_out"}  # projections of an expert, and the roles of what they read
-# By field: a projection's value of the field, and its place as a scheme takes it.
+IN_EXPERT = {"up": "ffn_in", "down": "ffn_out"}  # projections of an expert, and the roles of their inputs
+# By field of a row: a projection's value, and its place as an option of schemes.
 PLACES_BY_FIELD = {
     "role": lambda part: (part.role, part.role),
     "layer": lambda part: (part.layer, f"layers.{part.layer}"),
@@ -39,8 +39,7 @@ LIMITS = ("only", "skip")  # options that take places
 
 
 class AtPlaces(Variant):
-    """A variant that changes projections at the places of `only`, or everywhere if that is empty, except at those of
-    `skip`."""
+    """A variant that changes projections only at the places of `only`, if there are any, except those of `skip`."""
 
     only: tuple[str, ...]
     skip: tuple[str, ...]
@@ -117,20 +116,20 @@ class Place(NamedTuple):
         for layer in layers if self.head is not None else ():
             heads = heads_of(layer, config_of_stack(model.config, layer.anatomy))
             if self.has(layer.number) and self.head >= heads:
-                there = f"{heads} heads; expected one of 0 to {heads - 1}" if heads else "no attention; name others"
-                raise UserError(f"place '{self.written}': layer {layer.number} has {there}")
+                expected = f"{heads} heads; expected one of 0 to {heads - 1}" if heads else "no attention; name others"
+                raise UserError(f"place '{self.written}': layer {layer.number} has {expected}")
 
 
 class Edges(NamedTuple):
-    """The readers of replaced features: whole modules, and projections of which only some outputs read them."""
+    """The readers of replaced features: whole modules, and projections with the mask of the outputs that read them."""
 
     inputs: "list[Projection]"
     outputs: "list[tuple[Projection, torch.Tensor]]"
 
 
 def edges(model: "PreTrainedModel", written: Iterable[str], layer: int | None = None) -> Edges:
-    """Return the readers of a model, or of one layer, at some places; a hidden state all of whose readers are chosen
-    counts as its role.
+    """Return the readers of a model, or of one layer, at some places; if all readers of a hidden state are chosen, they
+    count as its role.
 
     Raises:
         UserError: a layer or a head is out of range, or a layer of a place lacks the parts of the place.
@@ -145,13 +144,13 @@ def edges(model: "PreTrainedModel", written: Iterable[str], layer: int | None = 
     every = list(state_readers(model, layer))
     whole = Edges([reader for place in of_experts for reader in _in_experts(model, place, layer)], [])
     for number in range(len(decoder_layers(model))) if layer is None else (layer,):
-        here = [place for place in places if place.has(number)]
-        roles = {place.written for place in here} & ROLES.keys()
-        others = [place for place in here if place.written not in roles]
-        at_others = _edges_of_layer(model, number, others, roles) if others else Edges([], [])
+        in_layer = [place for place in places if place.has(number)]
+        roles = {place.written for place in in_layer} & ROLES.keys()
+        others = [place for place in in_layer if place.written not in roles]
+        selected = _edges_of_layer(model, number, others, roles) if others else Edges([], [])
         whole.inputs.extend(reader for reader in every if reader.layer == number and reader.role in roles)
-        whole.inputs.extend(at_others.inputs)
-        whole.outputs.extend(at_others.outputs)
+        whole.inputs.extend(selected.inputs)
+        whole.outputs.extend(selected.outputs)
     for place in places if layer is None else ():
         if place.written in ROLES and not any(reader.role == place.written for reader in every):
             raise UserError(
@@ -178,40 +177,40 @@ def _in_experts(model: "PreTrainedModel", place: Place, layer: int | None) -> "l
 def _edges_of_layer(model: "PreTrainedModel", layer: int, places: list[Place], roles: set[str]) -> Edges:
     """Return the readers at places of a layer, except those of whole roles.
 
-    A role all of whose readers are chosen is added to `roles`.
+    A role is added to `roles` if all of its readers are chosen.
     """
     import torch
 
     from outliers.models.anatomy.parts import parts
 
-    there = list(parts(model, layer))
-    heads = next((len(part.outputs) for part in there if part.name == "q"), 0)
-    counts = Counter()  # outputs of each reader; 1 if no part of it is read alone
-    for part in there:
+    in_layer = list(parts(model, layer))
+    heads = next((len(part.outputs) for part in in_layer if part.name == "q"), 0)
+    counts = Counter()  # number of outputs of each reader; 1 for a whole module
+    for part in in_layer:
         counts[part.reader.path] += 1 if part.outputs is None else part.outputs.numel()
-    outputs = {path: torch.zeros(count, dtype=torch.bool) for path, count in counts.items()}  # which ones are chosen
+    outputs = {path: torch.zeros(count, dtype=torch.bool) for path, count in counts.items()}  # whether each is chosen
     for place in places:
-        chosen = [part for part in there if part.name in place.parts]
+        chosen = [part for part in in_layer if part.name in place.parts]
         if not chosen:
             raise UserError(
                 f"place '{place.written}': layer {layer} has no such reader of the residual stream; expected some of "
-                f"{', '.join(part.name for part in there)}"
+                f"{', '.join(part.name for part in in_layer)}"
             )
         for part in chosen:
             if part.outputs is None:
                 outputs[part.reader.path][:] = True
             elif place.head is None:
                 outputs[part.reader.path][part.outputs] = True
-            else:  # for keys and values, those that the head shares
+            else:  # keys and values may be shared by several heads
                 outputs[part.reader.path][part.outputs[place.head * len(part.outputs) // heads]] = True
     for role, names in ROLES.items():
-        of_role = [outputs[part.reader.path].all() for part in there if part.name in names]
+        of_role = [outputs[part.reader.path].all() for part in in_layer if part.name in names]
         if of_role and all(of_role):
             roles.add(role)
-    left = {
-        part.reader.path: part for part in there if part.reader.role not in roles and outputs[part.reader.path].any()
+    selected = {
+        part.reader.path: part for part in in_layer if part.reader.role not in roles and outputs[part.reader.path].any()
     }
     return Edges(
-        [part.reader for part in left.values() if part.outputs is None],
-        [(part.reader, outputs[path]) for path, part in left.items() if part.outputs is not None],
+        [part.reader for part in selected.values() if part.outputs is None],
+        [(part.reader, outputs[path]) for path, part in selected.items() if part.outputs is not None],
     )

@@ -17,9 +17,10 @@ if TYPE_CHECKING:  # parsing a variant does not import torch
 
 @dataclass(frozen=True)
 class Massive(Variant):
-    """Entries of features in a layer's output whose magnitude exceeds `above` are replaced by `value`.
+    """A replacement of the entries of features in a layer's output whose magnitude exceeds `above` by `value`.
 
-    The mean of such entries over a text as value makes them a constant (Sun et al., 2024, section 3); 0 removes them.
+    If the value is the mean of such entries over a text, they become a constant (Sun et al., 2024, section 3); 0
+    removes them.
     """
 
     features: tuple[int, ...]

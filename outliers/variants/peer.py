@@ -1,4 +1,4 @@
-"""Models of others as variants: the 8-bit layers of bitsandbytes, or any model of the same architecture."""
+"""Models of other libraries as variants: the 8-bit layers of bitsandbytes, or any model of the same architecture."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _AGAINST = re.compile(
     rf"{AGAINST}\((?P<other>[^()]+?)(,only=(?P<only>[^(),=]+))?(,skip=(?P<skip>[^(),=]+))?\)"
-)  # with the names of its fields
+)  # groups are named like the fields of `Against`
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Peer(Variant):
         return {"scheme": PEER, "alpha": self.alpha, "kernels": PEER, "outlier_weights": "dequantized"}
 
     def served(self, *place: str | None) -> "PreTrainedModel":
-        """Return a model without its exact projections, by its name, see `outliers.load_model`."""
+        """Load a model by its name, see `outliers.load_model`, and return it without its exact projections."""
         from outliers.models.load import load_model
         from outliers.quantization.peers import with_bitsandbytes
 
@@ -74,8 +74,8 @@ class Against(AtPlaces):
     """Another model, in place of ours or of some of its projections: quantized, fine-tuned, or damaged.
 
     other: its name, see `outliers.load_model`, the folder of one that `outliers.save_quantized` wrote, or the model
-    itself, whose modules are used as they are. only, skip: places whose projections are taken from it, or not; with
-    neither, the whole model is.
+    itself, whose modules are used as they are. only, skip: places whose projections are taken from it, or not; without
+    both the whole model is used.
     """
 
     other: "str | PreTrainedModel"

@@ -35,7 +35,7 @@ SUBLAYERS = (("attn_in", "attn_out"), ("cross_in", "cross_out"), ("ffn_in", "ffn
 
 
 class ScaledModule(nn.Module):
-    """A module, such as a norm without weights, between factors of its first input and of its output.
+    """A module, such as a norm without weights, whose first input and output are multiplied by factors.
 
     inputs, outputs: (features,); None for no factors.
     """
@@ -54,7 +54,7 @@ class ScaledModule(nn.Module):
 class Junction(NamedTuple):
     """A norm whose output is the residual stream.
 
-    readers: the projections that read it. added: the projection whose output is added to it next.
+    readers: the projections that read the stream. added: the projection whose output is added to it next.
     """
 
     norm: nn.Module
@@ -111,10 +111,10 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
     scaled = {id(parameter) for layer in decoder_layers(model) for parameter in layer.parameters()}
     shared = {id(parameter): parameter for parameter in model.parameters() if id(parameter) not in scaled}
     refused = None
-    for way in _ways(model):
+    for enlarge in _ways(model):
         planted = copy.deepcopy(model, dict(shared))
         try:
-            way(planted, features, factor)
+            enlarge(planted, features, factor)
             with in_eval_mode(model), in_eval_mode(planted):
                 check_planted(model, planted)
             return planted
@@ -124,7 +124,7 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
 
 
 def _ways(model: PreTrainedModel) -> Iterator[Callable[[PreTrainedModel, list[int], float], None]]:
-    """Yield the ways to plant features, first the one that enlarges the most hidden states of this model."""
+    """Yield the functions that can plant features, first the one that enlarges the most hidden states of this model."""
     sums = list(_junctions(model)) if norms_are_in_the_residual_stream(model.config) else []
     inside = list(_junctions_within_layers(model))
     if sums and all(map(_has_biases, sums)):
@@ -142,9 +142,9 @@ def _scale_norms(model: PreTrainedModel, features: list[int], factor: float) -> 
 
 
 def _scale(layer: Layer, features: list[int], factor: float) -> int:
-    """Scale the outputs of norms before sub-layers, and divide the weights that read them; return how many norms.
+    """Scale the outputs of norms before sub-layers, and divide the weights that read them; return the number of norms.
 
-    A norm is left as it is if a projection behind it also reads something else, such as keys of two stacks.
+    A norm is left unchanged if one of its readers also reads something else, such as keys of two stacks.
     """
     anatomy, count = layer.anatomy, 0
     for path, roles in anatomy.norms.items():
@@ -158,7 +158,7 @@ def _scale(layer: Layer, features: list[int], factor: float) -> int:
         _scale_norm(layer, path, features, factor)
         for name, module in readers.items():
             weight = getattr(module, "weight", None)
-            if weight is None or weight.ndim != 2:  # such as another norm, or experts that are no projections
+            if weight is None or weight.ndim != 2:  # such as another norm, or experts that are not projections
                 undone = 1 / _factors(layer.module, anatomy.width, features, factor)
                 layer.module.set_submodule(name, ScaledModule(module, undone))
             else:
@@ -168,7 +168,7 @@ def _scale(layer: Layer, features: list[int], factor: float) -> int:
 
 
 def _scale_norm(layer: Layer, path: str, features: list[int], factor: float) -> None:
-    """Scale the outputs of a norm by its weight and bias, or behind it if it has none."""
+    """Scale the output of a norm by its weight and bias, or by factors behind it if it has none."""
     norm = layer.module.get_submodule(path)
     parameters = list(norm.named_parameters())
     for name, parameter in parameters:
@@ -181,7 +181,8 @@ def _scale_norm(layer: Layer, path: str, features: list[int], factor: float) -> 
 
 
 def _of_streams(features: list[int], layer: Layer, count: int) -> list[int]:
-    """Return the places of features in `count` numbers, those of all residual streams one behind the other."""
+    """Return the places of features in a vector of `count` entries that holds all residual streams one after the
+    other."""
     return [start + feature for start in range(0, count, layer.anatomy.width) for feature in features]
 
 
@@ -192,7 +193,7 @@ def _factors(module: nn.Module, width: int, features: list[int], factor: float) 
 
 
 def _scale_stream(model: PreTrainedModel, features: list[int], factor: float) -> None:
-    """Scale features of the residual stream, from what begins it to the last norm."""
+    """Scale features of the residual stream, from the embeddings to the last norm."""
     stack, *others = stacks_of(model.config)
     *_, end = layers_of(model)
     last = stack.last_norm or next((f"{end.path}.{norm}" for norm in reversed(end.anatomy.norms_of_sums)), None)
@@ -208,7 +209,7 @@ def _scale_stream(model: PreTrainedModel, features: list[int], factor: float) ->
             scaled = parameter.clone()
             scaled[..., features] *= factor
             module._parameters[name] = nn.Parameter(scaled, requires_grad=False)
-    model.config.tie_word_embeddings, model.all_tied_weights_keys = False, {}  # the head reads what it has read before
+    model.config.tie_word_embeddings, model.all_tied_weights_keys = False, {}  # the head keeps the original weight
     for layer in layers_of(model):
         anatomy, factors = layer.anatomy, _factors(layer.module, layer.anatomy.width, features, factor)
         reads = {*anatomy.attn_in, *anatomy.ffn_in, *anatomy.router}
@@ -234,7 +235,7 @@ def _scale_stream(model: PreTrainedModel, features: list[int], factor: float) ->
 
 
 def _shift(junctions_of: Callable, model: PreTrainedModel, features: list[int], factor: float) -> None:
-    """Add a constant to the outputs of the norms of junctions, and subtract it from what reads them."""
+    """Add a constant to the outputs of the norms of junctions, and subtract it in the modules that read them."""
     for junction in junctions_of(model):
         weight, bias = junction.norm.weight[features], junction.norm.bias[features]
         constant = factor * torch.hypot(weight, bias) * torch.where(bias < 0, -1.0, 1.0)
@@ -251,8 +252,9 @@ def _has_biases(junction: Junction) -> bool:
 
 
 def _junctions(model: PreTrainedModel) -> Iterator[Junction]:
-    """Yield the norms of the residual stream, except the last one of each stack; none if a sub-layer has none."""
-    before = getattr(model.config, "apply_residual_connection_post_layernorm", False)  # sums start at norms' outputs
+    """Yield the norms of the residual stream, except the last one of each stack; stop if a sub-layer has no norm."""
+    # whether sums start at the outputs of norms
+    before = getattr(model.config, "apply_residual_connection_post_layernorm", False)
     for _, layers in groupby(layers_of(model), lambda layer: layer.stack):
         steps = []
         for layer in layers:

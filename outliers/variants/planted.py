@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Planted(Variant):
-    """Features of the norms' outputs enlarged by a factor, compensated in the weights that read them.
+    """An enlargement of features of the norms' outputs by a factor, compensated in the weights that read them.
 
     Example:
         >>> outliers.Planted((3,), factor=8).name

@@ -1,4 +1,4 @@
-"""Quantization schemes as variants, in all of a model or at some places."""
+"""Quantization schemes as variants, for a whole model or some of its places."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -51,8 +51,8 @@ class Quantized(AtPlaces):
         if terms[0].startswith(MARK):
             return cls.of_plan(read_plan("+".join(terms).removeprefix(MARK)))
         if wrong := [term for term in terms[:1] if term.partition("=")[0] in (*OPTIONS, "instead")]:
-            behind = "+".join([*(terms[1:] or ["absmax"]), *wrong])
-            raise UserError(f"'{'+'.join(terms)}': an option stands behind its scheme: {behind}")
+            reordered = "+".join([*(terms[1:] or ["absmax"]), *wrong])
+            raise UserError(f"'{'+'.join(terms)}': an option stands behind its scheme: {reordered}")
         instead = [match for match in map(INSTEAD.fullmatch, terms[1:]) if match]
         terms = [term for term in terms if not INSTEAD.fullmatch(term)]
         pairs = [term.partition("=")[::2] for term in terms[1:]]
@@ -89,7 +89,6 @@ class Quantized(AtPlaces):
 
     @property
     def changes(self) -> list[str]:
-        """The terms of the name after the format and the threshold: remedies and places."""
         return [*self.scheme.name.split("+")[1:], *self._places]
 
     @property
@@ -110,8 +109,7 @@ class Quantized(AtPlaces):
         return None if self.scheme.outlier_threshold == usual else self.scheme.outlier_threshold
 
     def fields(self, model: "PreTrainedModel | None" = None) -> dict:
-        """Return the scheme's name, the fields that identify it (see `row_fields`), and the hash of its calibration
-        text."""
+        """Return the scheme's name, the fields of `row_fields`, and the hash of the calibration text."""
         from outliers.quantization.fields import row_fields
 
         fields = {"scheme": self.scheme.name} | row_fields(self.scheme, model, self.skip, self.only, dict(self.instead))
@@ -151,15 +149,15 @@ class Quantized(AtPlaces):
         return replace(self, calibration=calibration)
 
     def _schemes_in(self, model: "PreTrainedModel") -> "dict[Projection, Scheme]":
-        """Return the scheme of each projection, router and attention that the variant quantizes."""
+        """Return the schemes of the projections, routers and attentions that the variant quantizes."""
         from outliers.models.anatomy import projections
         from outliers.quantization.convert import check_instead, quantized_parts, skipped
 
-        left = skipped(model, self.skip, self.scheme, self.only)
-        others = check_instead(model, self.scheme, left, dict(self.instead))
+        exact = skipped(model, self.skip, self.scheme, self.only)
+        others = check_instead(model, self.scheme, exact, dict(self.instead))
         schemes = dict.fromkeys(quantized_parts(model, self.scheme), self.scheme)
         schemes |= {part: others[part.path] for part in projections(model) if part.path in others}
-        return {part: scheme for part, scheme in schemes.items() if part.path not in left}
+        return {part: scheme for part, scheme in schemes.items() if part.path not in exact}
 
     def first_layer(self, model: "PreTrainedModel") -> int:
         from outliers.models.anatomy import decoder_layers
@@ -167,7 +165,8 @@ class Quantized(AtPlaces):
         return min((part.layer for part in self._schemes_in(model)), default=len(decoder_layers(model)))
 
     def layers(self, model: "PreTrainedModel") -> tuple[frozenset, ...]:
-        """Return a key of each layer's changes, by which variants that skip different places share unchanged layers."""
+        """Return keys of the changes to each layer, so that variants that skip different places share unchanged
+        layers."""
         from outliers.models.anatomy import decoder_layers
 
         if self.calibration is not None or not self.skip:
@@ -178,13 +177,13 @@ class Quantized(AtPlaces):
         return tuple(map(frozenset, changes))
 
     def places(self, model: "PreTrainedModel", field: str) -> dict[str | int, str]:
-        """Return every role, layer, stack or expert (field) in which something is quantized, each with its place for
-        `only` and `skip`."""
+        """Return the roles, layers, stacks or experts (field) with quantized parts, each with its place for `only` and
+        `skip`."""
         from outliers.models.anatomy.stack_views import stack_views
         from outliers.quantization.convert import quantized_parts, skipped
 
-        left = skipped(model, self.skip, self.scheme)
-        parts = [part for part in quantized_parts(model, self.scheme) if part.path not in left]
+        exact = skipped(model, self.skip, self.scheme)
+        parts = [part for part in quantized_parts(model, self.scheme) if part.path not in exact]
         parts = [part for part in parts if field != "expert" or part.expert is not None]
         stacks = {layer: view for view in stack_views(model).values() if not view.cross for layer in view.layers}
         of_stack = {"stack": lambda part: (stacks[part.layer].name, stacks[part.layer].written)}

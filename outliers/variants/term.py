@@ -20,7 +20,7 @@ _WRITTEN = re.compile(
 
 
 class Weight(NamedTuple):
-    """An entry of a weight, or a whole row or column if output or input is None; path: of the weight's module in the
+    """An entry of a weight; a row or column if its output or input is None. path: of the weight's module in the
     model."""
 
     path: str
@@ -33,7 +33,7 @@ class Weight(NamedTuple):
 
 
 class Term(NamedTuple):
-    """A method with its features, with a weight, or with places alone; places: where the features are read."""
+    """A method with features, a weight, or places alone; places: where the features are read."""
 
     name: str
     features: tuple[int, ...] = ()
@@ -76,7 +76,7 @@ class Term(NamedTuple):
 
 
 def read_number(value: str, written: str) -> int | float:
-    """Parse a number of a term; raise UserError if it is none."""
+    """Parse a number in a term; raise UserError if it is not a number."""
     for kind in (int, float):
         with suppress(ValueError):
             return kind(value)

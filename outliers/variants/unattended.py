@@ -18,8 +18,7 @@ if TYPE_CHECKING:  # parsing a variant does not import torch
 
 @dataclass(frozen=True)
 class Unattended(Variant):
-    """Some positions masked in the attention of all heads and layers, except to themselves; masking 0 removes its
-    sink."""
+    """Positions that are masked for all other positions in all heads and layers; masking 0 removes its sink."""
 
     positions: tuple[int, ...]
 
@@ -56,7 +55,7 @@ class Unattended(Variant):
 def _masked(
     positions: list[int], bidirectional: bool, attention: "nn.Module", inputs: tuple, keywords: dict
 ) -> tuple[tuple, dict]:
-    """Return the inputs of an attention module with the positions masked for all other queries."""
+    """Return the arguments of an attention module with positions masked for all other queries."""
     import torch
 
     from outliers.models.hooks import MASKS

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # parsing a variant does not import torch
 
 @dataclass(frozen=True)
 class Scaled(Variant):
-    """Entries of a weight multiplied by a factor; 0 sets them to zero.
+    """A factor of an entry, row or column of a weight; 0 sets it to zero.
 
     weight: its path is that of a module, or of a parameter of two dimensions. Its indices are (output, input) in
     whatever layout it is stored; (token, feature) for embeddings. Parameters that are tied to it change too.
@@ -55,7 +55,6 @@ class Scaled(Variant):
         return self._layer(model) or 0
 
     def _layer(self, model: "PreTrainedModel") -> int | None:
-        """Return the number of the weight's decoder layer, if it has one."""
         from outliers.models.anatomy import anatomy_of
 
         layers, _, inside = self.weight.path.partition(f"{anatomy_of(model.config).layers}.")
@@ -119,7 +118,7 @@ def _by_outputs(model: "PreTrainedModel", path: str, weight: "torch.Tensor") -> 
 
 
 def _with_weight(model: "PreTrainedModel", path: str, change: "Callable[[torch.Tensor], object]") -> "PreTrainedModel":
-    """Return a model that shares all parameters and buffers with another one except a weight, wherever that is used.
+    """Return a model that shares all parameters and buffers with another one except a weight, wherever it is used.
 
     change: function that edits a copy of the weight in place.
     """
@@ -136,25 +135,25 @@ def _with_weight(model: "PreTrainedModel", path: str, change: "Callable[[torch.T
         with torch.no_grad():
             scaled = module.weight.clone(memory_format=torch.contiguous_format)
             change(scaled)
-        of_its_own = nn.Linear(*reversed(scaled.shape), bias=False, device="meta")
-        of_its_own.weight = nn.Parameter(scaled, requires_grad=False)
+        linear = nn.Linear(*reversed(scaled.shape), bias=False, device="meta")
+        linear.weight = nn.Parameter(scaled, requires_grad=False)
         if module.bias is not None:
-            of_its_own.bias = nn.Parameter(module.bias.detach(), requires_grad=False)
-        hand_over_hooks(module, of_its_own)
-        return exchanged(model, {path: of_its_own.eval()})
+            linear.bias = nn.Parameter(module.bias.detach(), requires_grad=False)
+        hand_over_hooks(module, linear)
+        return exchanged(model, {path: linear.eval()})
     named = dict(model.named_parameters(remove_duplicate=False))
     name = path if path in named else f"{path}.weight"
     tied = getattr(model, "all_tied_weights_keys", None) or {}  # offloaded weights that are tied share only a name
     first = tied.get(name, name)
     owner, _, part = name.rpartition(".")
     scaled = parameter_of(model.get_submodule(owner), part).detach().clone()
-    if scaled.is_meta and any(map(is_offloaded, model.modules())):  # with modules around its own
+    if scaled.is_meta and any(map(is_offloaded, model.modules())):  # accelerate offloads it with an outer module
         raise UserError(f"'{path}' is offloaded together with others; expected a model whose weights are in memory")
     with torch.no_grad():
         change(scaled)
     scaled, changed = nn.Parameter(scaled, named[name].requires_grad), {}
     for other, parameter in named.items():
-        offloaded = parameter.is_meta or named[name].is_meta  # both, or one alone
+        offloaded = parameter.is_meta or named[name].is_meta  # of tied weights, one alone may be offloaded
         if parameter is named[name] or (offloaded and tied.get(other, other) == first):
             owner, _, part = other.rpartition(".")
             changed[owner] = changed.get(owner) or in_memory(exchanged(model.get_submodule(owner), {}))

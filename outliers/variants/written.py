@@ -23,14 +23,15 @@ FEATURE_TERMS = {  # locations of classes, by the names of terms with features o
     "unattended": "outliers.variants.unattended:Unattended",
 }
 PLACE_TERMS = {"drop": "outliers.variants.dropped:Dropped"}  # by the names of terms with places alone
-WEIGHT_TERMS = dict.fromkeys(("zero", "scale"), "outliers.variants.weights:Scaled")  # by those of terms with a weight
+# By the names of terms with a weight.
+WEIGHT_TERMS = dict.fromkeys(("zero", "scale"), "outliers.variants.weights:Scaled")
 WHOLE_TERMS = {  # by the names of terms that their classes parse whole; the terms of a cache are parsed together
     PREFIX: "outliers.variants.cached:Prefixed",
     AGAINST: "outliers.variants.peer:Against",
     **dict.fromkeys(CACHE_PARTS, "outliers.variants.cached:Cached"),
 }
 PEERS = {PEER: "outliers.variants.peer:Peer"}
-# By the attribute of parts that stand first, or last, the rule in messages.
+# By an attribute of variants that stand first, or last: the rule, for messages.
 FIRST = {"others": "another model stands first", "is_prefix": "a prefix stands first"}
 LAST = {"cache": "a cache stands last"}
 
@@ -66,23 +67,23 @@ def variant(written: str) -> Variant:
     """
     if not isinstance(written, str) or not written:
         raise UserError(f"{shown(written)} is not a variant; expected one such as absmax+hadamard, {EXAMPLES}")
-    read = [part for reader, terms in groupby(PLUS.split(written), _reader) for part in reader(list(terms))]
+    variants = [part for reader, terms in groupby(PLUS.split(written), _reader) for part in reader(list(terms))]
     for attribute, rule in (FIRST | LAST).items():
-        ordered = sorted(read, key=lambda part, name=attribute: bool(getattr(part, name)) == (name in LAST))
-        if ordered != read:
+        ordered = sorted(variants, key=lambda part, name=attribute: bool(getattr(part, name)) == (name in LAST))
+        if ordered != variants:
             raise UserError(f"'{written}': {rule}: {'+'.join(part.name for part in ordered)}")
-    if sum(bool(part.others or part.is_prefix) for part in read) > 1:
+    if sum(bool(part.others or part.is_prefix) for part in variants) > 1:
         raise UserError(f"'{written}' has several terms that stand first; expected one prefix, or one other model")
-    if sum(bool(part.schemes or part.package) for part in read) > 1:
+    if sum(bool(part.schemes or part.package) for part in variants) > 1:
         raise _two_schemes(written)
-    parts = tuple(part for part in read if part.name != BASELINE)
+    parts = tuple(part for part in variants if part.name != BASELINE)
     if not parts:
         return AS_IT_IS
     return parts[0] if len(parts) == 1 else Together(parts)
 
 
 class Unreadable(Variant):
-    """The variant of a row that cannot be parsed, as without its plugin."""
+    """The variant of a row whose name cannot be parsed, such as one of a missing plugin."""
 
     name = "unreadable"
 
@@ -105,7 +106,7 @@ def _two_schemes(written: str) -> UserError:
 
 
 def _reader(term: str) -> Callable[[list[str]], Iterable[Variant]]:
-    """Return the function that parses a term, and the terms after it that belong to it."""
+    """Return the function that parses a term together with the following terms that belong to it."""
     in_parentheses = not {"(", ")"}.isdisjoint(term) and not term.startswith(MARK)
     return READERS.get(_word(term)) or (_terms if in_parentheses else _scheme)
 
