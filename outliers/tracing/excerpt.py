@@ -74,9 +74,9 @@ class Excerpt:
 
 
 def features_to_show(trace: Trace) -> dict[str, list[int]]:
-    """Return, for each role, the features to show: the outlier features first, then those with the largest values.
+    """Return the features to show of each role: the outlier features first, then those with the largest values.
 
-    attn_in and ffn_in, which share the features of the residual stream, have the same ones.
+    attn_in and ffn_in share the features of the residual stream, and so get the same ones.
     """
     positions = min(trace.block, POSITIONS)
     most = max(1, min(FEATURES, VALUES // (len(trace.roles) * trace.layers * positions)))
@@ -95,7 +95,7 @@ def _most_relevant(trace: Trace, roles: tuple[str, ...]) -> list[int]:
 def excerpt(
     model: PreTrainedModel, block: Block, features: Mapping[str, list[int]], stack: str | None = None
 ) -> Excerpt:
-    """Run the beginning of a block through a model and return what projections read at some features.
+    """Run the beginning of a block through a model and return the inputs of projections at some features.
 
     Args:
         model: a model of any family, which is not changed.
@@ -116,8 +116,8 @@ def excerpt(
     }
 
     def keep(layer: int, role: str, x: torch.Tensor) -> None:
-        there = numbers[role] < x.shape[1]  # features that a layer lacks stay zeros
-        kept[role][layer - view.layers[0], :, there] = x[:POSITIONS, numbers[role][there]].to("cpu", torch.bfloat16)
+        exists = numbers[role] < x.shape[1]  # features that a layer lacks stay zeros
+        kept[role][layer - view.layers[0], :, exists] = x[:POSITIONS, numbers[role][exists]].to("cpu", torch.bfloat16)
 
     with input_hooks(
         [

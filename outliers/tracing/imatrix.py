@@ -18,8 +18,10 @@ class _Writer(gguf.GGUFWriter):
 
 
 class InputSums(NamedTuple):
-    """The sums of squares (matrices, features) of the inputs of a weight, which has a matrix for each expert or is one,
-    and the numbers of tokens that they are summed over (matrices,)."""
+    """The sums of squares (matrices, features) of a weight's inputs, and the numbers of summed tokens (matrices,).
+
+    A weight is one matrix, or one matrix for each expert.
+    """
 
     squares: np.ndarray
     tokens: np.ndarray
@@ -49,7 +51,7 @@ def write_imatrix(path: Path, sums: dict[str, InputSums], text: str, chunks: int
 
 
 def by_weight(architecture: str, read: list[tuple[str, InputSums]]) -> dict[str, InputSums]:
-    """Return the sums of modules' inputs by the names of their weights in GGUF files; raise UserError if there are
+    """Map the sums of modules' inputs to the names of their weights in GGUF files; raise UserError if there are
     none."""
     if not read:
         raise UserError("this trace is of an earlier version, which does not say what reads its states; trace again")
@@ -60,6 +62,6 @@ def by_weight(architecture: str, read: list[tuple[str, InputSums]]) -> dict[str,
 
 
 def of_experts(architecture: str, layer: int, states: InputSums, units: InputSums) -> dict[str, InputSums]:
-    """Return the sums of the inputs of all experts of a layer by the names of their weights in GGUF files."""
+    """Return the sums of the inputs of a layer's experts by the names of their weights in GGUF files."""
     read = {"ffn_in": states, "ffn_out": units}
     return {name: sums for role, sums in read.items() for name in expert_names(architecture, layer, role)}

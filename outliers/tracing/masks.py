@@ -52,8 +52,8 @@ class Masks:
         for name, features in self.features.items():
             layer, role = of_transformerlens(name)
             positions = [row.nonzero().flatten().tolist() for row in self.tokens[name]]
-            of_hook = {"features": features.nonzero().flatten().tolist(), "tokens": positions}
-            hooked[name] = {"layer": layer, "role": role} | of_hook
+            indices = {"features": features.nonzero().flatten().tolist(), "tokens": positions}
+            hooked[name] = {"layer": layer, "role": role} | indices
         tensors = {
             f"{name}.{kind}": mask for kind in ("features", "tokens") for name, mask in getattr(self, kind).items()
         }
@@ -114,8 +114,8 @@ def masks(
         name, size = names[layer, role], x.float().abs()
         marked = _massive(size) if role == RESIDUAL else _large(size, outliers, trace.alpha)
         features[name] = features.get(name, torch.tensor(False)) | marked.any(0).cpu()
-        of_blocks = tokens.setdefault(name, torch.zeros(len(ids), max(map(len, ids)), dtype=torch.bool))
-        of_blocks[turn, : len(x)] = marked.any(1).cpu()
+        marked_tokens = tokens.setdefault(name, torch.zeros(len(ids), max(map(len, ids)), dtype=torch.bool))
+        marked_tokens[turn, : len(x)] = marked.any(1).cpu()
 
     def hooks_on(changed: PreTrainedModel, only: int | None) -> AbstractContextManager:
         return hooks(changed, see, [*roles, RESIDUAL], None if only is None else [only])
@@ -135,8 +135,8 @@ def _massive(size: torch.Tensor) -> torch.Tensor:
 
 
 def _labels(model: PreTrainedModel, ids: list[torch.Tensor], trace: Trace) -> dict:
-    """Return the labels of masks: model, text and hash of the weights, as the trace names them where it does, with the
-    hash of the tokens and the criterion."""
+    """Return the labels of masks: model, text and weights, preferably as the trace names them, the hash of the tokens,
+    and the criterion."""
     config = model.config
     of_model = {"model": config._name_or_path, "revision": getattr(config, "_commit_hash", None)}
     if not is_streamed(model):

@@ -1,6 +1,6 @@
 """Traces of several requests in one folder: the last one, and the others below `earlier/`.
 
-Nothing here imports torch, so that a finished run is reprinted at once.
+This module does not import torch, so that a finished run is reprinted at once.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ def labels_of(path: Path) -> dict | None:
 
 
 def request_of(labels: dict) -> str:
-    """Return a name of a trace's source, without weights and code, which change within a request."""
+    """Return a name for the source of a trace, without weights and code, which change within a request."""
     request = {name: value for name, value in labels.items() if name not in ("weights_hash", "code")}
     return f"{STEM}-{hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:12]}"
 
@@ -43,7 +43,7 @@ def exchange_traces(folder: Path, request: str, names: Sequence[str]) -> None:
         names: of the trace file, first, and of the files derived from it.
     """
     before = labels_of(folder / names[0])
-    if before and (theirs := request_of(before)) != request:
-        move(folder, folder / EARLIER / theirs, names)
+    if before and (other := request_of(before)) != request:
+        move(folder, folder / EARLIER / other, names)
     if not (folder / names[0]).exists():
         move(folder / EARLIER / request, folder, names)

@@ -141,12 +141,12 @@ class Trace:
             outliers, width = self.outlier_features()["feature"], self.statistics["residual.massive"].shape[1]
             few = first_of(outliers, NAMED)
             lines.append(f"outlier features: {len(outliers):,} of {width:,}{f' ({few})' if few else ''}")
-        most = self.largest_values().sort_values("max", ascending=False, kind="stable").iloc[0]
-        token = most.get("token_text", f"id {most['token']}")
-        where = "{role} of layer {layer}, feature {feature}, position {position}".format(**most)
-        lines.append(f"largest value {most['value']:,.1f}: {where}, token {token}")
-        beside = [name for name, there in (("attention sinks", self.heads), ("tokens", self.names)) if there]
-        return "\n  ".join([*lines, *([f"with {' and '.join(beside)}"] if beside else [])])
+        largest = self.largest_values().sort_values("max", ascending=False, kind="stable").iloc[0]
+        token = largest.get("token_text", f"id {largest['token']}")
+        where = "{role} of layer {layer}, feature {feature}, position {position}".format(**largest)
+        lines.append(f"largest value {largest['value']:,.1f}: {where}, token {token}")
+        extras = [name for name, exists in (("attention sinks", self.heads), ("tokens", self.names)) if exists]
+        return "\n  ".join([*lines, *([f"with {' and '.join(extras)}"] if extras else [])])
 
     def merge(self, other: "Trace") -> "Trace":
         """Return the trace of both texts: counts, extremes and sketches are exact, float64 sums up to rounding.
@@ -179,7 +179,7 @@ class Trace:
         return replace(self, **sizes, **both, names=self.names | other.names)
 
     def _shapes(self) -> dict[str, tuple]:
-        """Return the shapes of statistics other than those of tokens, without dimensions that depend on the text."""
+        """Return the shapes of statistics that are not by token, without dimensions that depend on the text."""
         kinds = {name: name.rpartition(".")[2] for name in self.statistics}
         shapes = {name: list(self.statistics[name].shape) for name in kinds if kinds[name] not in tokens.STATISTICS}
         for name in shapes:
@@ -241,23 +241,23 @@ class Trace:
 
         every = torch.tensor([self.positions])
         read = [
-            (module, sums(squares[None, there], every))
+            (module, sums(squares[None, features_of_layer], every))
             for role, of_layers in self.modules.items()
             if role != RESIDUAL
-            for modules, squares, there in zip(
+            for modules, squares, features_of_layer in zip(
                 of_layers, self.statistics[f"{role}.squares"], self._has_feature(role), strict=True
             )
             for module in modules
         ]
-        found = by_weight(self.architecture, read)
+        by_name = by_weight(self.architecture, read)
         if self.experts:
             names = ("tokens", "state_squares", "squares")
             for layer, tokens, states, units in zip(
                 self._layer_numbers, *(self.statistics[f"experts.{name}"] for name in names), strict=True
             ):
                 if tokens.any():
-                    found |= of_experts(self.architecture, layer, sums(states, tokens), sums(units, tokens))
-        write_imatrix(path, found, str(self.labels.get("text", UNKNOWN)), self.sequences, self.block)
+                    by_name |= of_experts(self.architecture, layer, sums(states, tokens), sums(units, tokens))
+        write_imatrix(path, by_name, str(self.labels.get("text", UNKNOWN)), self.sequences, self.block)
         dead = self.dead_features().groupby(["role", "layer"], sort=False)["feature"].agg(list)
         if len(dead):
             width = sum(squares.numel() for name, squares in self.statistics.items() if name.endswith(".squares"))
@@ -268,10 +268,10 @@ class Trace:
                 "longer text may reach them"
             )
         if self.experts:
-            sent = self.statistics["experts.tokens"]
-            if unused := int((sent[sent.any(1)] == 0).sum()):
+            received = self.statistics["experts.tokens"]
+            if unused := int((received[received.any(1)] == 0).sum()):
                 logger.warning(
-                    f"{unused} of {sent.any(1).sum() * self.experts:,} experts got no token of this text; in "
+                    f"{unused} of {received.any(1).sum() * self.experts:,} experts got no token of this text; in "
                     f"'{path.name}' they have counts of 0, for which llama.cpp weighs all features alike"
                 )
 
@@ -300,14 +300,14 @@ class Trace:
         """
         if not self.experts:
             raise UserError("this trace has no experts; expected that of a mixture of experts, by this version")
-        sent, units, hits, largest = (
+        received, units, hits, largest = (
             self.statistics[f"experts.{name}"] for name in ("tokens", "max", "hits", "largest")
         )
         index = pd.MultiIndex.from_product([self._layer_numbers, range(self.experts)], names=["layer", "expert"])
         most = units.flatten(0, 1).max(1)
-        frequent = (hits >= POSITIONS * sent[..., None]) & (hits > 0)
+        frequent = (hits >= POSITIONS * received[..., None]) & (hits > 0)
         columns = {
-            "share": sent.flatten() / self.positions,
+            "share": received.flatten() / self.positions,
             "max": most.values,
             "unit": most.indices,
             "outlier_units": frequent.sum(2).flatten(),
@@ -315,8 +315,8 @@ class Trace:
         }
         table = pd.DataFrame({name: column.numpy() for name, column in columns.items()}, index).reset_index()
         table = table.astype(dict.fromkeys(PLACE, "int64"))
-        there = sent.any(1).repeat_interleave(self.experts).numpy()
-        return self._with_names(table[there].reset_index(drop=True))
+        has_experts = received.any(1).repeat_interleave(self.experts).numpy()
+        return self._with_names(table[has_experts].reset_index(drop=True))
 
     def hooks(self) -> Frame:
         """Return the names of hidden states in other tools, one row per layer and role, and per layer's residual
@@ -435,8 +435,8 @@ class Trace:
 
     def layers_with(self, role: str) -> list[int]:
         """Return the numbers of the layers that have a role; the statistics of others are zeros."""
-        there = self.modules.get(role) or [[role]] * self.layers  # in traces of earlier versions all layers have it
-        return [layer for layer, modules in zip(self._layer_numbers, there, strict=True) if modules]
+        by_layer = self.modules.get(role) or [[role]] * self.layers  # in traces of earlier versions all layers have it
+        return [layer for layer, modules in zip(self._layer_numbers, by_layer, strict=True) if modules]
 
     def _has_feature(self, role: str) -> torch.Tensor:
         """Return which features of a role each layer has, bool (L, h)."""
@@ -476,10 +476,10 @@ class Trace:
                 means = self.statistics[f"{role}.kurtosis_{kind}"] / self.sequences
                 for column, rest in enumerate(("", "_rest")):
                     table[f"kurtosis_{kind}{rest}"] = means[:, column].numpy() / count[column]
-            added = 1 / self._has_feature(role).double().mean(1)  # corrects means for features that a layer lacks
+            correction = 1 / self._has_feature(role).double().mean(1)  # corrects means for features that a layer lacks
             for rest in ("", "_rest"):
                 squares = self.statistics[f"{role}.squares{rest}"]
-                means = squares.mean(1) * added, squares.square().mean(1) * added
+                means = squares.mean(1) * correction, squares.square().mean(1) * correction
                 table[f"kurtosis_feature{rest}"] = (means[1] / means[0] ** 2).numpy()
             table = pd.DataFrame(table)
             rows.append(table[table["layer"].isin(self.layers_with(role))])

@@ -64,8 +64,8 @@ def hidden_states(
             "outliers.hooks, which meets them one after the other"
         )
     blocks = sequences(blocks, attention_mask)
-    together = [list(blocks)] if is_streamed(model) else ([block] for block in blocks)
-    return (state for passed in together for state in _run_as_far_as(model, passed, layer, role, variant))
+    groups = [list(blocks)] if is_streamed(model) else ([block] for block in blocks)
+    return (state for group in groups for state in _run_as_far_as(model, group, layer, role, variant))
 
 
 class _Reached(Exception):
@@ -83,8 +83,8 @@ def _run_as_far_as(
         turn = number
 
     def keep(_layer: int, _role: str, x: torch.Tensor) -> None:
-        room = model.stream.storage(x.shape, x.dtype, x.device) if is_streamed(model) else torch.empty_like(x)
-        states[turn] = room.copy_(x)
+        storage = model.stream.storage(x.shape, x.dtype, x.device) if is_streamed(model) else torch.empty_like(x)
+        states[turn] = storage.copy_(x)
         if len(states) == len(blocks):
             raise _Reached
 

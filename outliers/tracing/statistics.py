@@ -77,8 +77,8 @@ def tables_of(roles: Iterable[str], attention: bool, tokens: bool, experts: bool
 
 
 def _larger_rows(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return the larger of each pair of rows, compared lexicographically, so that the order of merging does not
-    matter."""
+    """Return the larger of each pair of rows, compared lexicographically, so that the order of merging has no
+    effect."""
     rows = [max(pair) for pair in zip(a.tolist(), b.tolist(), strict=True)]
     return torch.tensor(rows, dtype=a.dtype, device=a.device)
 
@@ -94,7 +94,7 @@ def combine(name: str, first: torch.Tensor, second: torch.Tensor) -> torch.Tenso
 
 
 def add_from_start(total: torch.Tensor, value: torch.Tensor, dim: int) -> torch.Tensor:
-    """Add a value of the first positions to a total in place, or to an extended copy if the value has more
+    """Add a value to the first positions of a total in place, or of an extended copy if the value has more
     positions."""
     if total.shape == value.shape:
         return total.add_(value)

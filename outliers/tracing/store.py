@@ -61,7 +61,7 @@ def write_trace(path: Path, header: str, statistics: dict[str, torch.Tensor], sk
 
 
 def read_trace(path: Path) -> tuple[TraceHeader, dict[str, torch.Tensor], Counter]:
-    """Read what `write_trace` wrote; raise UserError if the file is missing, damaged, or does not fit the schema."""
+    """Read a file of `write_trace`; raise UserError if it is missing, damaged, or does not fit the schema."""
     try:
         check_file(path)
         with safe_open(path, "pt") as file:
@@ -82,7 +82,8 @@ def read_trace(path: Path) -> tuple[TraceHeader, dict[str, torch.Tensor], Counte
 
 
 def _read_earlier_sketch(path: Path, most: int) -> dict[str, torch.Tensor]:
-    """Return keys and counts of a sketch that earlier versions stored in its own file; most: the number of its rows."""
+    """Return the keys and counts of a sketch that earlier versions stored in its own file; most: the largest number of
+    rows."""
     check_file(path)
     with parquet.ParquetFile(path) as file:
         if file.metadata.num_rows > most:
@@ -156,7 +157,7 @@ def _check_sketch(keys: torch.Tensor, counts: torch.Tensor, hits: dict[str, torc
     if (buckets == 0).any() or not set(roles.tolist()) <= {KEYED.index(role) for role in hits}:
         raise ValueError("its sketch has a bucket or a role that is none")
     for role, of_role in hits.items():
-        of = roles == KEYED.index(role)
-        counted = torch.zeros_like(of_role).index_put_((layers[of], features[of]), counts[of], accumulate=True)
+        own = roles == KEYED.index(role)
+        counted = torch.zeros_like(of_role).index_put_((layers[own], features[own]), counts[own], accumulate=True)
         if not counted.equal(of_role):
             raise ValueError("its sketch counts other hits than its statistics")

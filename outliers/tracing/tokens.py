@@ -36,7 +36,7 @@ class TokenSums:
         self.vocabulary, self.count = vocabulary, 0
         self.rows: torch.Tensor | None = None  # row of each token id, or -1
         self.occurred: torch.Tensor | None = None  # whether each token id occurred, also at position 0
-        self.by_row: TokenStatistics = {}  # a row per token, of which `count` are in use
+        self.by_row: TokenStatistics = {}  # one row per token; `count` rows are in use
         self.places: TokenStatistics = {}
 
     def add(self, ids: torch.Tensor, magnitudes: Mapping[str, torch.Tensor]) -> None:
@@ -79,16 +79,16 @@ class TokenSums:
         return self.rows[ids]
 
     def _room(self, name: str, shape: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return a statistic with space for all rows, at least doubling it if it is too small."""
-        room = self.by_row.get(name, torch.zeros(0, *shape, dtype=dtype, device=device))
-        if len(room) < self.count:
-            more = max(self.count, 2 * len(room)) - len(room)
-            self.by_row[name] = torch.cat([room, room.new_zeros(more, *shape)])
+        """Return a statistic by row, extended to at least twice its size if it has too few rows."""
+        values = self.by_row.get(name, torch.zeros(0, *shape, dtype=dtype, device=device))
+        if len(values) < self.count:
+            more = max(self.count, 2 * len(values)) - len(values)
+            self.by_row[name] = torch.cat([values, values.new_zeros(more, *shape)])
         return self.by_row[name]
 
     def _add_places(self, name: str, magnitude: torch.Tensor, windows: torch.Tensor) -> None:
-        """Merge the strongest or weakest positions of a sequence, magnitude (features, T - 1), with those found
-        before."""
+        """Merge the strongest or weakest positions of a sequence, magnitude (features, T - 1), with the previous
+        ones."""
         features, count = magnitude.shape
         if name not in self.places:
             self.places[name] = magnitude.new_full((features, MOST_POSITIONS), NONE)
@@ -115,7 +115,7 @@ def _order(magnitude: torch.Tensor, position: torch.Tensor, name: str) -> torch.
 
 
 def _best(name: str, magnitude: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the best positions of each feature.
+    """Return the best positions of each feature, and their magnitudes.
 
     The arguments are magnitudes (features, places), and positions with their contexts (features, places, 1 + WINDOW).
     Ties in magnitude and position are sorted by the ids of the context.

@@ -48,7 +48,7 @@ ALIKE = {
 }
 See = Callable[[Block, torch.Tensor], None]
 logger = logging.getLogger(__name__)
-SKETCHED_AT_ONCE = 1 << 16  # hits, about
+SKETCHED_AT_ONCE = 1 << 16  # approximate number of hits that are added to the sketch together
 
 
 @with_bar
@@ -131,7 +131,7 @@ def traces(
     roles, alpha = _check_roles(roles), check_threshold("alpha", alpha)
     requested = set(roles).union(*(others for role, others in ALIKE.items() if role in roles and not only))
     candidates = [only] if only else stack_views(model).values()
-    views = [(view, of_view) for view in candidates if (of_view := _roles_of(model, view, requested))]
+    views = [(view, roles_of_view) for view in candidates if (roles_of_view := _roles_of(model, view, requested))]
     if not views:
         of_stack = f" in the view '{only.name}'" if only and only.name else ""
         raise UserError(f"no layer of this model has {' or '.join(roles)}{of_stack}; trace other roles")
@@ -174,7 +174,7 @@ def traces(
 
 
 def _modules(model: PreTrainedModel, view: StackView, roles: tuple[str, ...]) -> dict[str, list[list[str]]]:
-    """Return the paths of the modules that read each role in the layers of a view, and of those that output the
+    """Return the paths of the modules that read each role in the layers of a view, and of the layers that output the
     stream."""
     states, modules = [*roles, *([] if view.cross else [RESIDUAL])], modules_of(model)
     return {state: [modules.get((layer, state), []) for layer in view.layers] for state in states}
@@ -235,7 +235,7 @@ def _widths(model: PreTrainedModel, view: StackView) -> dict[str, dict[int, int]
 
 
 def _roles_of(model: PreTrainedModel, view: StackView, roles: Collection[str]) -> tuple[str, ...]:
-    """Return the hidden states of some roles whose positions are those of the view."""
+    """Return the hidden states of some roles that belong to a view."""
     states = [state for state in _widths(model, view) if role_of(state) in roles]
     return tuple(sorted(states, key=lambda state: (ROLES.index(role_of(state)), state)))
 
@@ -255,7 +255,7 @@ def _has_even_heads(model: PreTrainedModel, views: Iterable[StackView]) -> bool:
 
 
 def _in_one_width(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Pad the features of each tensor with zeros to the largest number."""
+    """Pad the features of tensors with zeros to the largest number."""
     width = max(tensor.shape[-1] if tensor.ndim else 0 for tensor in tensors)
     lacks = [width - tensor.shape[-1] if tensor.ndim else 0 for tensor in tensors]
     return [functional.pad(one, (0, lack)) if lack else one for one, lack in zip(tensors, lacks, strict=True)]
@@ -263,7 +263,7 @@ def _in_one_width(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 @contextmanager
 def _with_place(*place: int | str) -> Iterator[None]:
-    """Add the place to the error of a hidden state that is not finite: the given place unless the error has its own."""
+    """Complete the error of a hidden state that is not finite by its place: the error's own, or else the given one."""
     try:
         yield
     except states.NotFinite as broken:
@@ -272,7 +272,7 @@ def _with_place(*place: int | str) -> Iterator[None]:
 
 
 class _TraceObserver:
-    """An accumulator that reduces what hooks see of sequences, each (T,), to a `Trace`; layers may take turns.
+    """An accumulator that reduces the hidden states of sequences, each (T,), to a `Trace`; layers may take turns.
 
     Statistics of one layer are added up at once. Statistics over all layers are kept for each sequence until its end,
     with an entry per input of a layer, because a streamed model passes all sequences through a layer before the next.
@@ -314,7 +314,7 @@ class _TraceObserver:
         # (at_once, T, features) of the largest |x| so far, from which hits follow, for states with the features of the
         # residual stream; of hits for other states.
         self.kept: dict[str, dict[tuple, torch.Tensor]] = defaultdict(dict)
-        self.kept_here: dict[tuple, torch.Tensor] = {}  # the same of the current sequence, by role and these keys
+        self.kept_here: dict[tuple, torch.Tensor] = {}  # views for the current sequence, by role and these keys
 
     def begin(self, number: int, of_stacks: tuple[torch.Tensor, ...]) -> None:
         """Announce the next sequence to the hooks; of_stacks: the ids at the positions that each stack reads."""
@@ -331,7 +331,7 @@ class _TraceObserver:
             self.found.read()
         for united in self.united:
             of_layers = [[of[role].to(self.ids.device) for role in united if role in of] for of in self.in_turn]
-            # In a layer that lacks a role, another one counts twice, so that one operator has the largest of each.
+            # In a layer that lacks a role, another one counts twice, so that one operator serves all layers.
             if hits := [hit for of_layer in of_layers if of_layer for hit in (of_layer * len(united))[: len(united)]]:
                 largest = torch.stack(hits).unflatten(0, (-1, len(united))).amax(1)
                 self._add(f"{'+'.join(united)}.layers_hit", largest.clamp_(max=1).sum(0))
@@ -391,7 +391,7 @@ class _TraceObserver:
         of_layer["largest"][expert] = torch.where(found[0] > known[0], found, known)
 
     def _of_experts(self, layer: int, units: int, device: torch.device) -> dict[str, torch.Tensor]:
-        """Return the statistics of the experts of a layer, zeros at first."""
+        """Return the statistics of the experts of a layer, which are zeros at first."""
         if layer not in self.experts:
             sizes = self.experts_in[layer] | {"u": units, "X": self.experts_in[layer]["E"]}
             self.experts[layer] = {
@@ -406,7 +406,7 @@ class _TraceObserver:
         self.see_residual(layer, x)
 
     def end(self, number: int, of_stacks: tuple[torch.Tensor, ...]) -> None:
-        """Add up what is kept of a sequence after its last layer."""
+        """Add up the kept states of a sequence after its last layer."""
         self.begin(number, of_stacks)
         ids = self.ids
         self.lengths.append(len(ids))
@@ -461,7 +461,7 @@ class _TraceObserver:
         return trace
 
     def _state(self, layer: int, name: str, table: dict, x: torch.Tensor, kept: torch.Tensor | None) -> states.State:
-        """Return a state of the sequence with the statistics of its layer, zeros at first."""
+        """Return a hidden state of the sequence with the statistics of its layer, which are zeros at first."""
         check_positions(layer, len(x), len(self.ids))
         layers = self.by_layer[name]
         if layer not in layers:
@@ -482,7 +482,7 @@ class _TraceObserver:
             self.found.waiting = 0
 
     def _add(self, name: str, value: torch.Tensor) -> None:
-        """Add a value to a statistic over all layers, which may be on several devices, on the device of the ids."""
+        """Add a value, on any device, to a statistic over all layers, on the device of the ids."""
         value, kind = value.to(self.ids.device), name.rpartition(".")[2]
         if name in self.total:
             self.total[name] = add_from_start(self.total[name], value, BY_POSITION.get(kind, 0))
@@ -494,7 +494,7 @@ class _TraceObserver:
         self.total[name].index_add_(0, self.ids, by_position.to(self.ids.device))
 
     def _kept(self, role: str, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return the state (T, features) kept over the layers on a device for this sequence and role, zeros at
+        """Return the state (T, features) that is kept over the layers on a device for this sequence and role, zeros at
         first."""
         key = x.device, dtype, x.shape[1]
         if (role, *key) not in self.kept_here:
