@@ -116,12 +116,13 @@ class Cut:
             first, text = block.tensor_split([before], 1)
             starts = 1 + begins[before + 1 :].nonzero()[:, 0]
             head, *others = text.tensor_split(starts, 1)
-            others = [part[:, 1:] if part[0, :1].tolist() == self.first else part for part in others]  # has it already
+            # without a first token of its own
+            others = [part[:, 1:] if part[0, :1].tolist() == self.first else part for part in others]
             parts += [torch.cat([first, part], 1) for part in (head, *others)]
         parts = [part for part in parts if part.shape[1] > 1]
         if not parts:
             raise UserError(f"no document in {len(self.ids)} blocks has two tokens; run without --documents")
-        sizes = None if self.sizes is None else torch.stack([of_text[1:].sum() for _, of_text in parts])
+        sizes = None if self.sizes is None else torch.stack([bytes_of_tokens[1:].sum() for _, bytes_of_tokens in parts])
         return [ids for ids, _ in parts], sizes
 
 
@@ -240,11 +241,11 @@ def cut_text(
     first = _first(tokenizer, bos)
     text_tokens = block - len(first)
     wanted = MOST_TOKENS if blocks is None else text_tokens * blocks
-    ids, starts, sizes, twice = array("q"), [], array("q") if sized else None, 0
+    ids, starts, sizes, repeated = array("q"), [], array("q") if sized else None, 0
     for piece, begins in _joined(text, tokenizer, column):
         starts += [len(ids)] * begins
         kept = _without_repeated_first(piece, len(ids), text_tokens, first)
-        twice += len(piece.ids) - len(kept.ids)
+        repeated += len(piece.ids) - len(kept.ids)
         ids.extend(kept.ids)
         if sizes is not None and (of_piece := kept.sizes()) is not None:
             sizes.extend(of_piece)
@@ -252,7 +253,7 @@ def cut_text(
             sizes = None
         if len(ids) >= wanted:
             break
-    _report_repeated_first(text, tokenizer, twice)
+    _report_repeated_first(text, tokenizer, repeated)
     whole = len(ids) // text_tokens
     if blocks is None and len(ids) >= wanted:
         raise _too_long(text)
@@ -269,13 +270,13 @@ def cut_text(
 
 
 def _in_blocks(numbers: array | torch.Tensor, shape: tuple[int, int], first: list[int]) -> torch.Tensor:
-    """Return the first numbers as rows of this shape, each after `first`."""
+    """Return the first numbers as rows of this shape, each after the ids `first`."""
     rows = torch.as_tensor(numbers[: math.prod(shape)]).view(shape)
     return torch.cat([torch.tensor(first).long().expand(len(rows), -1), rows], 1)
 
 
 def _first(tokenizer: PreTrainedTokenizerBase, bos: bool) -> list[int]:
-    """Return the ids before each block: the tokenizer's first token if `bos`, otherwise none."""
+    """Return the ids that begin each block: the tokenizer's first token if `bos`, otherwise none."""
     if bos and tokenizer.bos_token_id is None:
         raise UserError("the model's tokenizer has no first token (bos_token_id); run without --bos")
     return [tokenizer.bos_token_id] if bos else []
@@ -336,12 +337,12 @@ def _sequences(
     text: Text, tokenizer: PreTrainedTokenizerBase, count: int | None, first: list[int], column: str
 ) -> list[torch.Tensor]:
     _check_sizes(None, count)
-    tensors, total, twice = [], 0, 0
+    tensors, total, repeated = [], 0, 0
     for number, document in enumerate(itertools.islice(find_text(text, column).documents(), count), 1):
         ids = array("q", first)
         for piece in _pieces_of(document, tokenizer, text_name(text)):
             kept = _without_repeated_first(piece, len(ids) - len(first), MOST_TOKENS, first)
-            twice += len(piece.ids) - len(kept.ids)
+            repeated += len(piece.ids) - len(kept.ids)
             ids.extend(kept.ids)
             if total + len(ids) > MOST_TOKENS:
                 raise _too_long(text)
@@ -357,23 +358,23 @@ def _sequences(
             f"text '{text_name(text)}' is too short: {len(tensors)} documents make as many sequences, not "
             f"{count or 1}; ask for fewer, or give a longer text"
         )
-    _report_repeated_first(text, tokenizer, twice)
+    _report_repeated_first(text, tokenizer, repeated)
     return tensors
 
 
 def _joined(text: Text, tokenizer: PreTrainedTokenizerBase, column: str) -> Iterator[tuple[Piece, bool]]:
-    """Yield the tokens of a text lazily, each document followed by an end unless it has its own; and whether a document
-    begins with them."""
-    name, silent = text_name(text), 0
+    """Yield the tokens of a text lazily, and whether a document begins with them; each document is followed by an end
+    unless it has its own."""
+    name, empty = text_name(text), 0
     end = [] if tokenizer.eos_token_id is None else [Piece([tokenizer.eos_token_id], lambda: [0], is_end=True)]
     for document in _documents(text, tokenizer, column):
-        silent += 1
+        empty += 1
         after = [] if isinstance(document, (torch.Tensor, Conversation)) else end
         for number, piece in enumerate(itertools.chain(_pieces_of(document, tokenizer, name), after)):
-            silent = 0 if piece.ids else silent
+            empty = 0 if piece.ids else empty
             yield piece, number == 0
-        if silent >= MOST_WITHOUT_TOKENS:
-            raise UserError(f"{silent} documents of text '{name}' in a row give no tokens; check it and the tokenizer")
+        if empty >= MOST_WITHOUT_TOKENS:
+            raise UserError(f"{empty} documents of text '{name}' in a row give no tokens; check it and the tokenizer")
 
 
 def _documents(text: Text, tokenizer: PreTrainedTokenizerBase, column: str) -> Iterator[Document]:
@@ -386,7 +387,7 @@ def _documents(text: Text, tokenizer: PreTrainedTokenizerBase, column: str) -> I
 
 
 def _first_tokens(ids: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
-    """Return where ids are the tokenizer's first token (bos), as bool of the same shape."""
+    """Return where ids are the tokenizer's first token (bos), bool of the same shape."""
     return ids == (-1 if tokenizer.bos_token_id is None else tokenizer.bos_token_id)
 
 

@@ -24,7 +24,7 @@ def sentinels_of(tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
 
 
 class Spans(NamedTuple):
-    """How a text of `tokens` tokens is corrupted: the number of predicted tokens and of their spans, at least one
+    """The sizes of the corruption of a text of `tokens` tokens: predicted tokens and spans of them, at least one
     each."""
 
     tokens: int
@@ -84,6 +84,6 @@ def corrupted(
 
 
 def _cut(tokens: int, pieces: int, generator: torch.Generator) -> torch.Tensor:
-    """Cut so many tokens into non-empty pieces of random lengths: int64 (pieces,)."""
+    """Cut a number of tokens into non-empty pieces of random lengths: int64 (pieces,)."""
     cuts = torch.randperm(tokens - 1, generator=generator)[: pieces - 1].sort().values + 1
     return torch.diff(cuts, prepend=torch.tensor([0]), append=torch.tensor([tokens]))

@@ -88,7 +88,7 @@ def read_rows(path: Path, expected: str, fields: tuple[str, ...]) -> Iterator[li
 
 
 def _values(line: str, fields: tuple[str, ...]) -> list[str]:
-    """Return the strings in these fields of a row; raise ValueError with the reason if that is impossible."""
+    """Return the strings in these fields of a row; raise ValueError if a field is missing or no string."""
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
@@ -172,7 +172,7 @@ def find_named(name: str) -> NamedText:
     """Return the source of a text by its name or the path of a file; raise UserError if it is neither."""
     if name in TEXTS:
         return TEXTS[name]
-    if os.path.isfile(name):  # false, where Path would raise, for a name that no file can have
+    if os.path.isfile(name):  # false for names that no file can have, for which Path would raise
         return NamedText(partial(open_documents, name), "first-blocks")
     if os.path.exists(name):
         raise UserError(f"text '{name}' is a folder, a pipe or a device; expected a regular file")
@@ -202,7 +202,7 @@ def _is_cached(repository: str) -> bool:
 
 
 def check_text(name: object) -> None:
-    """Raise UserError if a text given by name is missing, before slow imports; anything but a name passes."""
+    """Raise UserError if a text given by name is missing, before slow imports; any other text passes."""
     if isinstance(name, str) and name:
         find_named(name)
     if isinstance(name, str) and name in HUB:
@@ -225,8 +225,8 @@ def data_set(name: str, splits: tuple[str, ...]):
 
     with _reaching(name):
         reach_data_set(name)
-        there = datasets.get_dataset_split_names(name)
-        split = next((candidate for candidate in splits if candidate in there), there[0])
+        known = datasets.get_dataset_split_names(name)
+        split = next((candidate for candidate in splits if candidate in known), known[0])
         return datasets.load_dataset(name, split=split, streaming=True)
 
 
@@ -237,9 +237,9 @@ def _reaching(repository: str) -> Iterator[None]:
         yield
     except Exception as error:  # each version of the hub's client raises its HTTP library's own errors
         offline = isinstance(error, OfflineModeIsEnabled)
-        what = "it is not in the local cache" if offline else type(error).__name__
-        also = "unset HF_HUB_OFFLINE" if offline else "set HF_HUB_OFFLINE=1 to use the local cache"
+        reason = "it is not in the local cache" if offline else type(error).__name__
+        fix = "unset HF_HUB_OFFLINE" if offline else "set HF_HUB_OFFLINE=1 to use the local cache"
         raise UserError(
-            f"cannot load '{repository}' from the hub ({what}); check the network, {also}, or use the embedded text "
+            f"cannot load '{repository}' from the hub ({reason}); check the network, {fix}, or use the embedded text "
             "'sample' or a local file"
         ) from None

@@ -38,8 +38,11 @@ BYTE = re.compile("<0x[0-9A-F]{2}>")  # a byte token in a vocabulary of characte
 
 
 class Piece(NamedTuple):
-    """Consecutive tokens. sizes: a function that returns the UTF-8 bytes that each token covers, or None if unknown.
-    is_end: whether the tokens are an end that was appended to a document."""
+    """Consecutive tokens of a document.
+
+    sizes: a function that returns the UTF-8 bytes that each token covers, or None if unknown. is_end: whether the
+    tokens are an end that was appended to the document.
+    """
 
     ids: Sequence[int]
     sizes: Callable[[], Sequence[int] | np.ndarray | None] = lambda: None
@@ -89,7 +92,7 @@ def _pieces(parts: Iterable[str]) -> Iterator[str]:
 
 
 class _Tokens:
-    """The token ids of a text, int64 (tokens,), the character at which each begins, and whether a word begins there."""
+    """The tokens of a text: their ids, int64 (tokens,), first characters, and whether each begins a word."""
 
     def __init__(self, text: str, tokenizer: PreTrainedTokenizerBase):
         self.text, self.tokenizer, self.encoding = text, tokenizer, _encode(text, tokenizer)
@@ -106,8 +109,8 @@ class _Tokens:
         return Piece(self.ids[some].tolist(), partial(_sizes, self.encoding, self.text, self.tokenizer, some))
 
     def overlap(self) -> int:
-        """Return the character at which the overlap with the next piece begins: at a word, or at a token within a long
-        word.
+        """Return the character at which the overlap with the next piece begins: that of a word, or of a token within a
+        long word.
 
         Otherwise, in a long run of one character, or of digits that are grouped in threes, the tokens of the two pieces
         would never agree.

@@ -1,7 +1,6 @@
 """Chat templates, programs of strangers in the language Jinja, run in a process of their own.
 
-Jinja's sandbox bounds what a template can reach, but neither time nor memory: `'a' * 10**10` is one step of it. So the
-process has limits of both, which hold wherever it is.
+Jinja's sandbox limits neither time nor memory: `'a' * 10**10` is one step of it. So the process has limits of both.
 """
 
 import contextlib
@@ -24,7 +23,7 @@ LONGEST = 1 << 24  # bytes that it may write, as many as a line of a text has
 
 
 class Written(NamedTuple):
-    """A conversation as a template writes it: its text, or the reason why there is none."""
+    """The result of a template: the text of a conversation, or the reason why there is none."""
 
     text: str | None
     reason: str = ""
@@ -44,7 +43,7 @@ def write_conversation(template: str, messages: Sequence[Mapping], tokens: Mappi
             writer.stdin.flush()
             answer = writer.stdout.readline()
     finally:
-        if not answer.endswith("\n"):  # it has ended, or was left in the middle of a conversation
+        if not answer.endswith("\n"):  # it has ended, or is in the middle of a conversation
             _writer.cache_clear()
             writer.kill()
     if answer.endswith("\n"):
@@ -67,14 +66,14 @@ def _writer() -> subprocess.Popen:
 
 
 def _as_json(value: object) -> object:
-    """Return a value of a message that is no JSON as templates see it: a mapping as an object, others by their type."""
+    """Return a value that JSON cannot hold as templates see it: a mapping as an object, others by their type."""
     return dict(value) if isinstance(value, Mapping) else f"<{type(value).__name__}>"
 
 
 def serve() -> None:
     """Answer each request, a line of standard input, with a line of standard output."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    sys.stdout = sys.stderr  # whatever a library prints is no answer
+    sys.stdout = sys.stderr  # answers alone go to the real standard output
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles it
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     most = psutil.Process().memory_info().vms + MEMORY

@@ -35,9 +35,11 @@ def named_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Iterable[int]) -> d
 
 
 def named_ids(config: PretrainedConfig, tokenizer: object, ids: Iterable[int]) -> dict[int, tuple[str, str]]:
-    """Return the name and the kind of each id at a model's positions: tokens as in `named_tokens`, or for a vision
-    model, which needs no tokenizer, places of a picture, such as "[CLS]", "register 0" and "patch 3,5" (row,
-    column)."""
+    """Return the name and the kind of each id at a model's positions.
+
+    Tokens are named as in `named_tokens`. A vision model needs no tokenizer: its ids are places of a picture, such as
+    "[CLS]", "register 0" and "patch 3,5" (row, column).
+    """
     name_of = family_of(config).name_of
     return named_tokens(tokenizer, ids) if name_of is None else {place: name_of(config, place) for place in ids}
 

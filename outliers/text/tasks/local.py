@@ -1,4 +1,4 @@
-"""The data of the tasks beside this file, read from a local folder, or the examples that the project ships.
+"""The data of the tasks in this folder, read from a local folder or from shipped examples.
 
 The YAML files of the tasks name these functions; the harness calls them with all fields of a task's metadata, of which
 `data` is the folder.
