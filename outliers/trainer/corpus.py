@@ -1,4 +1,4 @@
-"""The training text, in the order in which it is read."""
+"""The training text of the pocket family, in the order of reading."""
 
 import hashlib
 import random
@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from outliers.models.pocket.ladder import CONTEXT, VOCABULARY
 from outliers.text.documents import read_file
 
-C4_TRAINING_ROWS = 900  # rows 900-999 are held out, and so are the other splits of WikiText-2
+C4_TRAINING_ROWS = 900  # rows 900 to 999 and the other splits of WikiText-2 are held out
 
 
 def wikitext_articles(text: str) -> list[str]:

@@ -17,7 +17,7 @@ FFN, LINEAR = ("ffn_in", "ffn_out"), ("attn_in", "attn_out")  # roles of the pap
 
 
 class _Trained:
-    """The forward pass of a projection that multiplies by its `products`."""
+    """A mixin for projections that multiply by `products` in the forward pass."""
 
     products: Products
 
@@ -99,9 +99,9 @@ def train_int8(
 
 def _take_back(model: PreTrainedModel) -> None:
     """Restore the plain projections and attention."""
-    back = {trained: plain for plain, trained in TRAINED.items()}
+    plain_class = {trained: plain for plain, trained in TRAINED.items()}
     for module in model.modules():
         if vars(module).pop("products", None):
-            module.__class__ = back.get(type(module), type(module))
+            module.__class__ = plain_class.get(type(module), type(module))
     restore(vars(model).pop("called_before", ()))
     take_attention_back(model)

@@ -25,7 +25,7 @@ from outliers.models.skeleton import quiet
 from outliers.trainer.optimizers import optimizer_of
 
 SAVED_EVERY, LOGGED_EVERY = 100, 20  # steps; the second divides the first, so that no mean loss spans a checkpoint
-CHECKPOINTS = 2  # at the same time, so that one is complete while the next is written
+CHECKPOINTS = 2  # kept checkpoints, so that one is complete while the next is written
 STATE = "trainer_state.json"  # the file of a checkpoint that is written last
 
 
@@ -120,7 +120,7 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def log_beside(log: Callable[[dict], None], control: TrainerControl, values: dict) -> None:
-    """Log values in a Trainer's callback without losing the Trainer's own log of this step, which a log resets."""
+    """Log values in a Trainer's callback, and keep the Trainer's own log of the step, which would be reset."""
     should_log = control.should_log
     log(values)
     control.should_log = should_log
@@ -152,7 +152,7 @@ class _Trainer(Trainer):
 
 
 class _MeasuringCallback(TrainerCallback):
-    """A callback that logs measurements of the model after some steps, before a checkpoint that shall include them."""
+    """A callback that logs measurements of the model after some steps, before the checkpoint of the step is written."""
 
     def __init__(self, log: Callable, measure: Callable, steps: Collection[int], progress: Callable):
         self.log, self.measure, self.steps, self.progress = log, measure, steps, progress

@@ -19,7 +19,7 @@ class CombinedOptimizer(Optimizer):
         self._share_groups()
 
     def _share_groups(self) -> None:
-        """Share the parameter groups with the optimizers, so that a learning rate that is set here is set there."""
+        """Share the parameter groups with the optimizers, so that a changed learning rate reaches them."""
         self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     @torch.no_grad()
@@ -40,8 +40,8 @@ _adamw = partial(AdamW, betas=(0.9, 0.95), fused=True)
 
 
 def _muon(groups: Groups, lr: float) -> Optimizer:
-    """Return Muon for matrices of layers and AdamW for the rest; "match_rms_adamw" lets both share AdamW's learning
-    rate."""
+    """Return Muon for matrices of layers and AdamW for the rest; "match_rms_adamw" makes AdamW's learning rate fit
+    both."""
     matrices, others = ([group for group in groups if group["matrices"] is inside] for inside in (True, False))
     return CombinedOptimizer(Muon(matrices, lr=lr, adjust_lr_fn="match_rms_adamw"), _adamw(others, lr=lr))
 

@@ -69,6 +69,6 @@ def start(recipe: Recipe, seed: int, device: str = "cpu") -> PreTrainedModel:
 
 
 def in_int8(model: PreTrainedModel, recipe: Recipe) -> PreTrainedModel:
-    """Put the model's products into int8 as a recipe says, in place, and return it."""
+    """Put the products of a model into int8 as its recipe says, in place, and return it."""
     parts = {part: part in recipe.int8 for part in ("ffn", "linear", "attention")}
     return train_int8(model, **parts, **recipe.model_dump(include={"decomposition", "outlier_threshold", "stochastic"}))
