@@ -1,1 +1,1 @@
-"""Int8 kernels for the schemes of `outliers`; `reference` states what each of them computes in plain torch."""
+"""Int8 kernels for the schemes of `outliers`; `reference` defines in plain torch what each of them computes."""

@@ -1,4 +1,4 @@
-"""The kernels' interface: the first backend in the list `BACKENDS` that serves the operands runs."""
+"""The kernels' interface: an operation runs on the first backend of `BACKENDS` that serves its operands."""
 
 import os
 import warnings
@@ -16,16 +16,16 @@ from outlier_kernels.cpu.packed import Packed
 from outlier_kernels.formats import ROWS, Quantizer
 from outlier_kernels.reference import Exact, Quantized
 
-FORCED = "OUTLIERS_KERNELS"  # variable that selects one backend, with the reference for what that does not serve
+FORCED = "OUTLIERS_KERNELS"  # variable that selects one backend, beside the reference for unsupported operands
 
 
 class Backend(NamedTuple):
     """One implementation of the kernels.
 
-    name: its name for OUTLIERS_KERNELS. path: its name in rows, which the variable accepts too. runs_on: a function of
-    a device type and of whether the variable asked for a backend; whether this one is available. linear, product,
-    quantize, states, attention, losses, grouped: the module that computes each operation, imported on first use; its
-    `serves` says which operands it takes. The reference takes all.
+    name: its name for OUTLIERS_KERNELS. path: its name in rows, which the variable accepts too. runs_on: whether it is
+    available, from the type of a device and whether the variable selects a backend. linear, product, quantize, states,
+    attention, losses, grouped: the module that computes each operation, imported on first use; its `serves` tests
+    operands. The reference serves all operands.
     """
 
     name: str
@@ -71,22 +71,22 @@ def backends(device: torch.device) -> tuple[Backend, ...]:
 
 
 def _backends(device: str, forced: str | None) -> tuple[Backend, ...]:
-    asked = [one for one in BACKENDS if not forced or forced in (one.name, one.path)]
-    if not asked:
+    named = [one for one in BACKENDS if not forced or forced in (one.name, one.path)]
+    if not named:
         names = dict.fromkeys(name for one in BACKENDS for name in (one.name, one.path))
         raise ValueError(f"OUTLIERS_KERNELS is '{forced}'; expected one of {', '.join(names)}")
-    found = [one for one in asked if one.runs_on(device, bool(forced))]
-    if not found:
+    available = [one for one in named if one.runs_on(device, bool(forced))]
+    if not available:
         raise ValueError(f"OUTLIERS_KERNELS is '{forced}', which does not run on '{device}' here; leave it unset")
-    return (*found, *(one for one in BACKENDS[-1:] if one not in found))
+    return (*available, *(one for one in BACKENDS[-1:] if one not in available))
 
 
 @cache
 def _kernels(operation: str, device: str, forced: str | None) -> tuple[tuple[Backend, ModuleType], ...]:
     if operation in ("linear", "product") and not forced:
         _warn_without_units(device)
-    there = [(one, getattr(one, operation)) for one in _backends(device, forced)]
-    return tuple((one, import_module(f"outlier_kernels.{module}")) for one, module in there if module)
+    modules = [(one, getattr(one, operation)) for one in _backends(device, forced)]
+    return tuple((one, import_module(f"outlier_kernels.{module}")) for one, module in modules if module)
 
 
 def _serving(
@@ -143,8 +143,7 @@ def quantize(matrix: torch.Tensor, quantizer: Quantizer | None, arithmetic: str 
 
 
 def prepare(weight: Quantized, activations: Quantizer | None = ROWS, arithmetic: str = "exact") -> Quantized | Packed:
-    """Return a weight in the layout that the first backend with a layout for it multiplies fastest, or else the weight
-    itself."""
+    """Return a weight in the layout of the first backend that has one for it, or else the weight itself."""
     kernels = _kernels("linear", weight.scale.device.type, os.environ.get(FORCED)) if arithmetic == "exact" else ()
     for _, module in kernels:
         prepared = module.prepare(weight, activations) if hasattr(module, "prepare") else None
@@ -154,7 +153,7 @@ def prepare(weight: Quantized, activations: Quantizer | None = ROWS, arithmetic:
 
 
 def restore(weight: Quantized | Packed) -> Quantized:
-    """Return the weight that was prepared, exactly."""
+    """Return a prepared weight as it was before, exactly."""
     return packed.unpack(weight) if isinstance(weight, Packed) else weight
 
 
@@ -190,8 +189,8 @@ def linear(
     """
     features = shape_of(weight)[1]
     if hidden_states.ndim != 2 or not hidden_states.is_floating_point() or hidden_states.shape[1] != features:
-        got = f"{hidden_states.dtype} {tuple(hidden_states.shape)}"
-        raise ValueError(f"linear takes floating-point (tokens, {features}), got {got}")
+        found = f"{hidden_states.dtype} {tuple(hidden_states.shape)}"
+        raise ValueError(f"linear takes floating-point (tokens, {features}), got {found}")
     if torch.is_grad_enabled():
         with torch.no_grad():
             return linear(hidden_states, weight, bias, activations, threshold, arithmetic, exact)
@@ -201,10 +200,10 @@ def linear(
     if isinstance(weight, Packed):
         readable = weight.address != 0
         return linear_packed(hidden_states, weight.blocks, weight.scale, bias, weight.shape[0], readable, *scheme[:2])
-    of_exact = (
+    exact_parts = (
         (None, None) if exact is None else (exact.weight, None if exact.quantizer is None else str(exact.quantizer))
     )
-    return linear_plain(hidden_states, *weight, bias, *scheme, *of_exact)
+    return linear_plain(hidden_states, *weight, bias, *scheme, *exact_parts)
 
 
 def shape_of(weight: Quantized | Packed) -> tuple[int, int]:
@@ -213,7 +212,7 @@ def shape_of(weight: Quantized | Packed) -> tuple[int, int]:
 
 
 def _is_watched(hidden_states: torch.Tensor) -> bool:
-    """Return whether operators are being observed, as by a compiler, or the tensor has no memory because it is fake."""
+    """Return whether operators are being observed, as by a compiler, or a tensor has no memory because it is fake."""
     if torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack():
         return True
     try:
@@ -347,8 +346,8 @@ def linear_plain(
     exact_weight: torch.Tensor | None,
     weights: str | None,
 ) -> torch.Tensor:
-    """Compute `linear` with a `Quantized` weight, as the operator `torch.ops.outlier_kernels.linear`; quantizers are in
-    writing."""
+    """Compute `linear` with a `Quantized` weight, as the operator `torch.ops.outlier_kernels.linear`; quantizers are
+    text."""
     weight = Quantized(codes, scale, zero_point, code_sums)
     exact = None if exact_weight is None else Exact(exact_weight, Quantizer.read(weights))
     return _multiply(hidden_states, weight, bias, Quantizer.read(activations), threshold, arithmetic, exact)

@@ -109,7 +109,7 @@ FORMATS = {
 # consecutive features of a row, and the groups of formats that fix their size.
 GROUPS, BLOCK = "group-64", "block"
 GRANULARITIES = {"tensor": OPERANDS, "row": ("activations",), "column": ("weights",), GROUPS: OPERANDS, BLOCK: OPERANDS}
-LARGE_GROUPS = 5  # one group in so many: "less than 20 %" (COMET, section 3.2)
+LARGE_GROUPS = 5  # one group in five is large: "less than 20 %" (COMET, section 3.2)
 SCALE_BITS, GROUP_SCALE_BITS = 32, 16  # bits of a scale of a tensor, row or column; of a group
 ARITHMETICS = {
     "exact": Arithmetic(),
@@ -138,7 +138,7 @@ class Quantizer:
 
     @classmethod
     def read(cls, written: str | None) -> "Quantizer | None":
-        """Parse a quantizer in writing; None, an operand that is not quantized, gives None."""
+        """Parse the text of a quantizer; None, for an operand that is not quantized, gives None."""
         if written is None:
             return None
         format, granularity, kind = written.rsplit(" ", 2)
@@ -161,7 +161,8 @@ class Quantizer:
         """Return the mean bits per value in a matrix (rows, features), including scales and zero points.
 
         Scales of groups count 16 bits and those of a tensor, row or column 32, unless the format defines its own; a
-        zero point counts as much as a value. rows: by default so many that scales of the whole matrix count nothing.
+        zero point counts as much as a value. rows: by default infinitely many, so that a scale of the whole matrix
+        counts nothing.
         """
         format = FORMATS[self.format]
         share = self.group or (features if self.per_row else features * rows)

@@ -1,4 +1,4 @@
-"""The reference: what every kernel of a linear layer computes, in a few lines of plain torch.
+"""The reference: the computation of every kernel of a linear layer, in a few lines of plain torch.
 
 Number formats are in `outlier_kernels.reference_integers`, `outlier_kernels.reference_formats` and
 `outlier_kernels.reference_systems`.
@@ -22,7 +22,7 @@ FUNCTIONS = vars(reference_integers) | vars(reference_formats) | vars(reference_
 
 
 class Exact(NamedTuple):
-    """An unquantized weight, float (outputs, features), and how it is quantized."""
+    """An unquantized weight, float (outputs, features), and its quantizer."""
 
     weight: torch.Tensor
     quantizer: Quantizer | None
@@ -84,8 +84,8 @@ def _matmul_in_floats(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _padded_int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Call `torch._int_mm` with padding to what cuBLASLt takes: more than 16 rows, features and outputs in multiples of
-    8."""
+    """Call `torch._int_mm` with padding to sizes that cuBLASLt supports: more than 16 rows, and features and outputs in
+    multiples of 8."""
     (m, k), n = a.shape, b.shape[0]
     rows, features, outputs = max(0, 17 - m), -k % 8, -n % 8
     a = torch.nn.functional.pad(a, (0, features, 0, rows)).contiguous()
@@ -102,7 +102,7 @@ def matmul(a: Quantized, b: Quantized) -> torch.Tensor:
     feature has a scale, the dequantized operands are multiplied.
     """
     if not (a.has_exact_sums and b.has_exact_sums):
-        group = math.gcd(a.group or 0, b.group or 0)  # so many features lie in one group of either
+        group = math.gcd(a.group or 0, b.group or 0)  # this many features lie in one group of both operands
         if a.codes.dtype != torch.int8 or b.codes.dtype != torch.int8 or group < 2:
             return a.dequantize() @ b.dequantize().T
         return reduce(torch.Tensor.add_, map(matmul, _parts(a, group), _parts(b, group)))
@@ -113,7 +113,7 @@ def matmul(a: Quantized, b: Quantized) -> torch.Tensor:
 
 
 def _parts(matrix: Quantized, features: int) -> Iterator[Quantized]:
-    """Split a quantized matrix into parts of so many features, each of which lies in one group."""
+    """Split a quantized matrix into parts of a number of features, each of which lies in one group."""
     width = matrix.group or matrix.codes.shape[1]
     for start in range(0, matrix.codes.shape[1], features):
         codes, of_group = matrix.codes[:, start : start + features], slice(start // width, start // width + 1)
@@ -125,7 +125,7 @@ def _parts(matrix: Quantized, features: int) -> Iterator[Quantized]:
 
 
 def with_zero_point(matrix: Quantized) -> Quantized:
-    """Return a matrix with its zero point written out, even if it is 0."""
+    """Return a matrix with an explicit zero point, even if it is 0."""
     if matrix.zero_point is not None:
         return matrix
     sums = matrix.codes.sum(1, keepdim=True, dtype=matrix.scale.dtype)
@@ -147,14 +147,15 @@ def _add_zero_point_terms(sums: torch.Tensor, a: Quantized, b: Quantized) -> tor
 
 
 def largest_sum(features: int, a: Quantized, b: Quantized) -> torch.Tensor:
-    """Bound all sums of so many products, zero points included: float64 (), NaN if a zero point is NaN."""
+    """Bound all sums of this many products, zero points included: float64 (), NaN if a zero point is NaN."""
     largest = [CODE_MAX + operand.zero_point.abs().max().double() for operand in (a, b)]
     return features * largest[0] * largest[1]
 
 
 def outlier_columns(hidden_states: torch.Tensor, threshold: float) -> torch.Tensor:
     """Flag the features of (tokens, features) with |x| ≥ threshold in some token: bool (features,) (section 3.2)."""
-    most, least = hidden_states.amax(0).float(), hidden_states.amin(0).float()  # or the threshold would be rounded too
+    # in float32, because the threshold would be rounded to 16 bits
+    most, least = hidden_states.amax(0).float(), hidden_states.amin(0).float()
     return (most >= threshold) | (least <= -threshold)
 
 

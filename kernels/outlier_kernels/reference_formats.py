@@ -33,7 +33,7 @@ def quantize_microscaling(matrix: torch.Tensor, quantizer: Quantizer) -> Quantiz
 
 
 def quantize_nvfp4(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
-    """Quantize to floating-point elements with a scale in e4m3, at least its smallest, times one of the whole
+    """Quantize to floating-point elements with a scale in e4m3, at least its smallest value, times a scale of the whole
     matrix."""
     element = FORMATS[quantizer.format].element
     matrix, largest = with_largest(matrix, quantizer)
@@ -76,7 +76,7 @@ def power_of_two(values: torch.Tensor) -> torch.Tensor:
 
 
 def with_largest(matrix: torch.Tensor, quantizer: Quantizer) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the matrix in float32 at least, and the largest magnitude of each row or of everything: (rows, 1) or (1,
+    """Return the matrix in float32 at least, and the largest magnitude of each row, (rows, 1), or of the matrix, (1,
     1)."""
     matrix = matrix if matrix.dtype == torch.float64 else matrix.float()
     return matrix, matrix.abs().amax(1 if quantizer.per_row else (0, 1), keepdim=True)

@@ -45,8 +45,7 @@ class Quantized(NamedTuple):
 
     @property
     def has_exact_sums(self) -> bool:
-        """Whether products with the matrix are sums of int8 codes over all features, to which scales are applied
-        afterwards."""
+        """Whether products with the matrix are sums of int8 codes over all features, which are scaled afterwards."""
         return self.codes.dtype == torch.int8 and self.group is None
 
     @property

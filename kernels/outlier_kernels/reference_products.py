@@ -81,8 +81,8 @@ def product(
     Returns:
         (..., m, n) in the dtype of `left`, computed in float32, or in float64 if `left` is.
     """
-    of_left, of_right = quantize_rows(left, outliers, seed), quantize_rows(right, outliers)
-    result = _dequantized(of_left, of_right)
+    left_codes, right_codes = quantize_rows(left, outliers, seed), quantize_rows(right, outliers)
+    result = _dequantized(left_codes, right_codes)
     if outliers is not None:
         flags = flags_of(outliers, left.shape[-1])[..., None, :]
         result = result + exact_product(left.masked_fill(~flags, 0), right)
@@ -108,8 +108,8 @@ def put_columns(result: torch.Tensor, left: torch.Tensor, right: torch.Tensor, e
     places = torch.where(exact < 0, last, exact).clamp(min=0)
     rows = right.gather(-2, places[..., None].expand(*places.shape, right.shape[-1]))
     columns = places[..., None, :].expand(*result.shape[:-1], -1)
-    made = exact_product(left, rows).to(result.dtype)
-    result.scatter_(-1, columns, torch.where((last < 0)[..., None, :], result.gather(-1, columns), made))
+    exact_columns = exact_product(left, rows).to(result.dtype)
+    result.scatter_(-1, columns, torch.where((last < 0)[..., None, :], result.gather(-1, columns), exact_columns))
 
 
 def flags_of(places: torch.Tensor, size: int) -> torch.Tensor:

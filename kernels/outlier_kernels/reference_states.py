@@ -37,7 +37,7 @@ def add(state: State, alpha: float, listed: bool = True) -> torch.Tensor:
 
 
 def _values_of(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> np.ndarray:
-    """List the hits of a state in any order, (hits,) of `states.HIT`. hits: number of hits of each feature."""
+    """List the hits of a state in any order, (hits,) of `states.HIT`; hits: their number in each feature."""
     columns = hits.nonzero()[:, 0]
     candidates = x.index_select(1, columns)
     hit = candidates.abs() >= alpha
@@ -123,7 +123,7 @@ def check_finite(by_feature: torch.Tensor) -> None:
 
 
 def join_largest(statistics: Statistics, x: torch.Tensor, by_feature: torch.Tensor, ids: torch.Tensor) -> None:
-    """Replace the largest entry so far by the largest entry of x, if that comes later in their order.
+    """Replace the largest entry so far by the largest entry of x, if that is later in the order of their numbers.
 
     by_feature: the largest |x| of each feature (features,). ids: the tokens (tokens,).
     """

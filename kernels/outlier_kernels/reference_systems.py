@@ -24,9 +24,9 @@ def quantize_int4_e4m3(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
     """
     matrix, largest = with_largest(matrix, quantizer)
     needed = (largest / 7).clamp_(min=torch.finfo(matrix.dtype).tiny)
-    of_matrix = power_of_two(needed.amax()).mul_(2.0**-E4M3.largest_exponent).clamp_(min=LEAST_OF_MATRIX)
-    of_matrix = torch.where(needed.amax() > E4M3.largest * of_matrix, 2 * of_matrix, of_matrix)
-    scale = rounded(needed / of_matrix, E4M3).clamp_(min=LEAST_E4M3) * of_matrix
+    matrix_scale = power_of_two(needed.amax()).mul_(2.0**-E4M3.largest_exponent).clamp_(min=LEAST_OF_MATRIX)
+    matrix_scale = torch.where(needed.amax() > E4M3.largest * matrix_scale, 2 * matrix_scale, matrix_scale)
+    scale = rounded(needed / matrix_scale, E4M3).clamp_(min=LEAST_E4M3) * matrix_scale
     scale = scale.masked_fill(largest == 0, 1)
     return Quantized(round_mantissas(matrix / scale, FORMATS[quantizer.format]).to(torch.int8), scale)
 

@@ -3,7 +3,7 @@
 Statistics are tensors by name, on the device of the states; `empty` makes them, and `dispatch.add_state` and
 `dispatch.add_residual` update them in place. Counts, extremes, medians and places are bit-identical in every backend.
 Sums in float64 are taken in different orders: they agree to 1e-13 of the sum of magnitudes; the kurtoses, which are
-differences of such sums, agree less where these cancel.
+differences of such sums, agree less if the sums nearly cancel.
 """
 
 from functools import cached_property
@@ -18,16 +18,15 @@ class Statistics(dict[str, torch.Tensor]):
 
     @cached_property
     def addresses(self) -> dict[str, int]:
-        """The addresses of the tensors' memory by name, cached because looking them up takes longer than passing
-        them."""
+        """The addresses of the tensors' memory by name, cached because a look-up takes longer than passing them."""
         return {name: tensor.data_ptr() for name, tensor in self.items()}
 
 
 FEATURES = -1  # in a shape: the number of features
 LEAST, MOST = torch.inf, -torch.inf
-# By name, in the order that all backends share: shape, dtype, and initial value. `rest`: without
-# position 0. Largest: absolute value, value, feature, position and token id of the largest entry, the later one in the
-# order of these numbers among equal ones of several sequences, the first feature's first one within a sequence.
+# By name, in the order that all backends share: shape, dtype, and initial value. `rest`: without position 0. `largest`:
+# absolute value, value, feature, position and token id of the largest entry. Of equal entries, the first feature's
+# first one counts within a sequence, and among sequences the one whose numbers are later in their order.
 STATISTICS = {
     "min": ((FEATURES,), torch.float32, LEAST),
     "max": ((FEATURES,), torch.float32, MOST),
@@ -48,11 +47,11 @@ RESIDUAL = {
     "massive": ((FEATURES,), torch.int64, 0),
 }
 HIT = np.dtype([("feature", np.int32), ("value", np.float32)])
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that are read without conversion
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # dtypes that are read without conversion
 
 
 class NotFinite(ValueError):
-    """A hidden state holds NaN or inf. feature: the first such feature. place: of the state, if found later."""
+    """A hidden state holds NaN or inf. feature: the first such feature. place: of the state, if it is found later."""
 
     def __init__(self, feature: int, place: object = None):
         super().__init__(f"NaN or inf in feature {feature}")
@@ -60,7 +59,7 @@ class NotFinite(ValueError):
 
 
 class Found:
-    """The hits that the host has read, and the reports on devices that it has not read yet.
+    """The hits that the host has read, and the reports that are still on devices.
 
     hits: pairs of a state's place and its hits, (hits,) of `HIT`. waiting: the number of hits in `hits`.
     """

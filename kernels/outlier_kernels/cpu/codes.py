@@ -1,4 +1,4 @@
-"""Hidden states and weights to int8 codes in one read, preceded by another read to find outlier features."""
+"""Int8 codes of hidden states and weights from one read, after another read that finds outlier features."""
 
 import torch
 
@@ -7,7 +7,7 @@ from outlier_kernels.cpu.compiled import KINDS
 from outlier_kernels.formats import Quantizer, is_int8
 from outlier_kernels.reference_integers import Quantized, absmax_scale, dynamic_range_and_zero_point
 
-STRIP = 512  # most features whose extremes are sought at once
+STRIP = 512  # largest number of features whose extremes one piece finds
 
 
 def as_rows(matrix: torch.Tensor) -> torch.Tensor:
@@ -26,8 +26,8 @@ def extremes(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def outlier_features(matrix: torch.Tensor, threshold: float | None) -> torch.Tensor:
-    """Return the places of features with |x| ≥ threshold in some row, int64, as `reference.outlier_columns` flags
-    them."""
+    """Return the places of features with |x| ≥ threshold in some row, int64; `reference.outlier_columns` flags the
+    same."""
     if threshold is None or not matrix.numel():
         return matrix.new_empty(0, dtype=torch.int64)
     low, high = extremes(matrix)
@@ -51,18 +51,18 @@ def quantize_without(
     """
     scale, sums = matrix.new_empty(2, len(matrix), 1, dtype=torch.float32)
     shared = None if quantizer.per_row else _of_tensor(matrix, quantizer, outliers)
-    given = {"x": matrix, "outliers": outliers, "made": (room, 128 * (room.dtype == torch.uint8), scale, sums)}
+    arguments = {"x": matrix, "outliers": outliers, "made": (room, 128 * (room.dtype == torch.uint8), scale, sums)}
     if quantizer.symmetric:
-        all_passes().absmax_codes(*matrix.shape, **given, scale_of_all=shared)
+        all_passes().absmax_codes(*matrix.shape, **arguments, scale_of_all=shared)
         return Quantized(room, scale, None, sums)
     zero_point = torch.empty_like(scale)
     first = int((outliers == torch.arange(len(outliers), device=outliers.device)).sum())  # first inlier
-    all_passes().zeropoint_codes(*matrix.shape, **given, inlier=first, range_of_all=shared, zero_points=zero_point)
+    all_passes().zeropoint_codes(*matrix.shape, **arguments, inlier=first, range_of_all=shared, zero_points=zero_point)
     return Quantized(room, scale, zero_point, sums)
 
 
 def _of_tensor(matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tensor) -> torch.Tensor:
-    """Return the scale that all rows share, or their normalized dynamic range and zero point."""
+    """Return the scale that all rows share, or the normalized dynamic range and zero point that they share."""
     low, high = extremes(matrix)
     if quantizer.symmetric:
         return absmax_scale(torch.maximum(high, -low).index_fill_(0, outliers, 0).amax())
@@ -71,10 +71,10 @@ def _of_tensor(matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tenso
 
 
 def quantize(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
-    """`reference.quantize` to int8."""
+    """Compute `reference.quantize` to int8."""
     rows = as_rows(matrix.detach())
-    nothing = torch.empty(0, dtype=torch.int64, device="cpu")
-    made = quantize_without(rows, quantizer, nothing, rows.new_empty(rows.shape, dtype=torch.int8))
+    no_features = torch.empty(0, dtype=torch.int64, device="cpu")
+    made = quantize_without(rows, quantizer, no_features, rows.new_empty(rows.shape, dtype=torch.int8))
     groups = len(rows) if quantizer.per_row else 1
     zero_point = None if quantizer.symmetric else made.zero_point[:groups]
     sums = None if quantizer.symmetric else made.code_sums

@@ -1,8 +1,8 @@
 """Passes over memory, run on torch's own threads.
 
 A pass, a function of `passes.py`, takes the pieces of its work (such as rows) one after the other until none is left.
-`Pass` runs it on the threads of the OpenMP library that torch's own operators use: a second pool, such as numba's,
-would compete for the same cores. Any number of Python threads may call passes at once, as they may call torch.
+`Pass` runs it on the threads of the OpenMP library that torch's own operators use, because a second pool, such as
+numba's, would compete for the same cores. Any number of Python threads may call passes at once, as they may call torch.
 """
 
 import ctypes
@@ -18,17 +18,18 @@ _ALONE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _IN_PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # dtypes that passes read and write
 _COMPILING = threading.Lock()
-HITS, NOTHING = 3, -1  # records of states other than magnitudes, whose kind is that of the states
+HITS, NOTHING = 3, -1  # kinds of records of states; a record of magnitudes has the kind of its states
 SMALLEST_SHARE = 1 << 15  # entries that make another thread worth waking, as in torch
 
 
-# The counters: the next piece and the number of finished ones, which threads increase; the number of pieces, and
-# how many a thread takes at once; then a number that a pass reports.
+# Places of the counters: the next piece and the number of finished ones, which threads increase; the number of pieces,
+# and how many a thread takes at once; then a number that a pass reports.
 NEXT, DONE, PIECES, AT_ONCE, REPORT = range(5)
 
 
 class Pass:
-    """A function of a pointer to int64 words, compiled on its first call in a process, or read from disk.
+    """A compiled function of a pointer to int64 words; it is compiled on its first call in a process, or read from
+    disk.
 
     The words are the counters, then the arguments: integers, and addresses of contiguous tensors.
 
@@ -50,15 +51,15 @@ class Pass:
             return self.compiled.address
 
     def __call__(self, pieces: int, entries: int, **arguments: torch.Tensor | int | tuple | None) -> int:
-        """Work on pieces of so many entries each, and return what the pass reports. None stands for an absent
-        tensor."""
+        """Work on a number of pieces with this many entries each, and return the number that the pass reports. None
+        stands for an absent tensor."""
         return self.in_phases([(pieces, entries)], **arguments)
 
     def in_phases(self, phases: list[tuple[int, int]], **arguments: torch.Tensor | int | tuple | None) -> int:
-        """Work on several phases in sequence, and return what the pass reports; a report ends the work.
+        """Work on several phases in sequence, and return the number that the pass reports; a report ends the work.
 
-        phases: numbers of pieces, each numbered on from the phase before, and the entries of a piece. A small phase
-        wakes no thread.
+        phases: the number of pieces of each, numbered on from the phase before, and the entries of a piece. A small
+        phase wakes no thread.
         """
         words = [0, 0, 0, 0, 0]
         for name, parts in self.parts.items():
@@ -105,8 +106,8 @@ def _memory(tensor: torch.Tensor) -> int:
 
 @cache
 def _openmp() -> Callable | None:
-    """Return the function that runs another on the threads of torch's OpenMP library; None unless the library has GCC's
-    interface, as LLVM's also has on Linux."""
+    """Return the function that runs another one on the threads of torch's OpenMP library; None unless the library has
+    GCC's interface, as LLVM's also has on Linux."""
     try:
         linked = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))
         return _IN_PARALLEL(("GOMP_parallel", linked))

@@ -1,7 +1,7 @@
 """Products with weights in oneDNN's layout, through its int8 units (AVX-512 VNNI, AMX).
 
 oneDNN multiplies unsigned activations (zero point 128) with weights in a layout of its own, and scales the columns of
-the output while they are in cache. Only that layout is kept of a weight: the product with a one-hot row returns any of
+the output while they are in cache. Only this layout of a weight is kept: the product with a one-hot row returns any of
 its columns exactly.
 """
 
@@ -23,7 +23,7 @@ LARGEST_K = 66_000  # features in one sum of products of up to 255 · 127: k · 
 LARGEST_PART = 2**23
 FEW = 8  # outlier columns up to which adding them one by one is faster than torch's matrix product
 AT_ONCE = 1 << 30  # multiplications per chunk, whose outputs are finished before the next chunk
-STRIP = 256  # features whose largest magnitudes are sought at once
+STRIP = 256  # features whose largest magnitudes one piece finds
 FEW_TOKENS = 16  # tokens up to which reading the weight outweighs multiplying, even on AMX units
 LEAST_AT_ONCE = 128  # tokens below which reading the weight outweighs multiplying
 
@@ -52,8 +52,8 @@ def prepare(weight: Quantized, activations: Quantizer | None = ROWS) -> Packed |
 
 
 def packs(weight: Quantized, activations: Quantizer | None = ROWS) -> bool:
-    """Return whether a weight can be packed for these activations: both int8 and absmax, float32 scales, and code sums
-    small enough for the products."""
+    """Return whether a weight can be packed for activations: both are int8 and absmax, scales are float32, and code
+    sums are small enough for the products."""
     if not is_int8(activations) or not activations.symmetric:
         return False
     if not weight.has_exact_sums or weight.zero_point is not None or weight.scale.dtype != torch.float32:
@@ -68,8 +68,9 @@ def pack(weight: Quantized) -> Packed:
     """Convert a weight (outputs, features) to oneDNN's layout."""
     # Contiguous, because oneDNN reads the memory of a transposed weight, such as GPT-2's, as that of a plain one.
     blocks = torch.ops.onednn.qlinear_prepack(weight.codes.contiguous(), None)
-    known = weight.codes.numel() > 0 and _lies_in_blocks(weight.codes, blocks)
-    return Packed(blocks, weight.scale.contiguous(), tuple(weight.codes.shape), address_of(blocks) if known else 0)
+    is_known = weight.codes.numel() > 0 and _lies_in_blocks(weight.codes, blocks)
+    address = address_of(blocks) if is_known else 0
+    return Packed(blocks, weight.scale.contiguous(), tuple(weight.codes.shape), address)
 
 
 def address_of(blocks: torch.Tensor) -> int:
@@ -77,8 +78,11 @@ def address_of(blocks: torch.Tensor) -> int:
 
 
 def _lies_in_blocks(codes: torch.Tensor, blocks: torch.Tensor) -> bool:
-    """Return whether the packed memory has the layout that the passes expect: codes (outputs, features) in blocks of
-    `passes.BLOCK` outputs, ordered by words of features, followed by the negative sum of each output's codes."""
+    """Return whether packed memory has the layout that the passes expect.
+
+    These are codes (outputs, features) in blocks of `passes.BLOCK` outputs, ordered by words of features, followed by
+    the negative sum of each output's codes.
+    """
     sizes, (outputs, features) = all_passes(), codes.shape
     whole = sizes.WORDS * sizes.IN_WORD
     padded = torch.nn.functional.pad(codes, (0, -features % whole, 0, -outputs % sizes.BLOCK))
@@ -128,10 +132,10 @@ def _in_one_pass(
     x: torch.Tensor, weight: Packed, bias: torch.Tensor | None, activations: Quantizer, threshold: float | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute `linear` in the dtype of x; if there are more outlier features than the pass supports, return their
-    places beside a result that was not computed."""
+    places and a result without values."""
     compiled, (tokens, features), outputs = all_passes(), x.shape, weight.shape[0]
-    of_all = not activations.per_row
-    strips = 0 if threshold is None and not of_all else -(-features // STRIP)
+    shared = not activations.per_row
+    strips = 0 if threshold is None and not shared else -(-features // STRIP)
     phases = [
         (strips, tokens * STRIP),
         (-(-tokens // compiled.QUANTIZED), min(tokens, compiled.QUANTIZED) * features),
@@ -141,7 +145,7 @@ def _in_one_pass(
         ),
     ]
     result = x.new_empty(tokens, outputs)
-    # The largest magnitude of each feature; and for each token its scale, values of outlier features, and codes.
+    # Room for the largest magnitude of each feature, and for the scale, outlier values and codes of each token.
     room = x.new_empty(features + tokens * (1 + compiled.FEW) + -(-tokens * features // 4) + 1, dtype=torch.int32)
     places = [room.data_ptr() + 4 * place for place in accumulate((features, tokens, tokens * compiled.FEW), initial=0)]
     if bias is not None and not (bias.dtype in KINDS and bias.is_contiguous()):
@@ -152,7 +156,7 @@ def _in_one_pass(
         strips=strips,
         width=STRIP,
         threshold=-1 if threshold is None else _bits(threshold),
-        of_all=of_all,
+        of_all=shared,
         weight=(weight.address, weight.scale, int(len(weight.scale) > 1), outputs),
         bias=bias,
         room=places,
@@ -180,7 +184,7 @@ def _room(x: torch.Tensor, outliers: torch.Tensor) -> torch.Tensor:
 
 
 def _one_hot(rows: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-    """Set each row of uint8 with zero point 128 to 1 in one feature."""
+    """Set each row of uint8 codes with zero point 128 to 1 in one feature."""
     return rows.scatter_(1, features[:, None], 129)
 
 

@@ -1,8 +1,8 @@
 """Products with plain int8 codes: exact int32 sums, bit-identical to those of the reference.
 
-Under decomposition, most of a weight need not be quantized again without its outlier features. The codes of the hidden
-states are zero there, and removing a feature changes the codes of a scale's group only if the feature holds an extreme
-of the group, which has one of the outermost codes.
+Under decomposition, most rows of a weight keep their codes without its outlier features. The codes of the hidden states
+are zero there, and removing a feature changes the codes of a scale's group only if the feature holds an extreme of the
+group, which has one of the outermost codes.
 """
 
 from functools import partial
@@ -17,7 +17,7 @@ from outlier_kernels.reference import Exact, Quantized
 
 OUTERMOST = 126  # the smallest code to which the largest value of a zeropoint group can be rounded
 ORDINARY = (1e-30, 1e30)  # range of scales in which the extremes of a group have the outermost codes
-LARGEST_ZERO_POINT = 2**20  # zero points beyond which float32 is too coarse for that
+LARGEST_ZERO_POINT = 2**20  # zero points beyond which float32 is too coarse for the outermost codes
 
 
 def serves(weight: Quantized, activations: Quantizer | None, dtype: torch.dtype) -> bool:
@@ -57,17 +57,17 @@ def linear(
 
 
 def _made_without(weight: Quantized, outliers: torch.Tensor, exact: Exact) -> Quantized:
-    """Return the weight as if quantized without the outlier features; their own codes are arbitrary, because they are
+    """Return the weight as if quantized without the outlier features, whose own codes are arbitrary, because they are
     multiplied with zeros."""
     changed = _with_extremes_in(weight, outliers).nonzero()[:, 0]
     if not len(changed):
         return weight
     per_row = exact.quantizer.per_row
     rows = codes.as_rows(exact.weight[changed] if per_row else exact.weight)
-    made = codes.quantize_without(rows, exact.quantizer, outliers, rows.new_empty(rows.shape, dtype=torch.int8))
+    remade = codes.quantize_without(rows, exact.quantizer, outliers, rows.new_empty(rows.shape, dtype=torch.int8))
     if not per_row:
-        return made
-    parts = zip(weight, made, strict=True)
+        return remade
+    parts = zip(weight, remade, strict=True)
     return Quantized(*(None if old is None else old.index_copy(0, changed, new) for old, new in parts))
 
 
@@ -98,8 +98,8 @@ def _multiply(
     outputs = sums.shape[1]
     column_scales = weight.scale.flatten().expand(outputs).contiguous()
     bias = None if bias is None else bias.float().contiguous()
-    given = {"sums": sums, "scales": (quantized.scale, column_scales), "zero_points": terms}
-    all_passes().finish_sums(*sums.shape, **given, added=added, bias=bias, result=result)
+    arguments = {"sums": sums, "scales": (quantized.scale, column_scales), "zero_points": terms}
+    all_passes().finish_sums(*sums.shape, **arguments, added=added, bias=bias, result=result)
     return result
 
 
@@ -107,7 +107,7 @@ def _zero_point_terms(a: Quantized, b: Quantized, outliers: torch.Tensor) -> tup
     """Return zero points and code sums of the rows, and their factors for each column, over all features but the
     outliers, in int32.
 
-    Four times None if both operands are symmetric; None if the terms are too large for int32.
+    The result is four times None if both operands are symmetric, and None if the terms are too large for int32.
     """
     if a.zero_point is None and b.zero_point is None:
         return None, None, None, None

@@ -1,4 +1,4 @@
-"""Products whose operands are both quantized for them, bit-identical to those of `reference_products`.
+"""Products that quantize both of their operands, bit-identical to those of `reference_products`.
 
 The passes read operands in their own dtype and layout, transposed ones in place, and convert outputs to the requested
 dtype while their sums are in cache.
@@ -18,7 +18,7 @@ FEW = 64  # outliers up to which adding them one by one is as fast as torch's ma
 
 
 def serves(left: torch.Tensor, right: torch.Tensor, outliers: torch.Tensor | None = None) -> bool:
-    """Return whether the passes read these operands and add so many outliers as fast as torch does."""
+    """Return whether the passes read these operands, and add this many outliers as fast as torch does."""
     few = outliers is None or outliers.shape[-1] <= FEW
     return few and all(operand.dtype in KINDS and operand.numel() > 0 for operand in (left, right))
 
@@ -43,9 +43,9 @@ def product(
         columns = _features(right, outliers).mT.contiguous().view(-1, count, n)
     for matrices, first, sums in _sums(of_left, of_right):
         rows = slice(matrices.start * m + first, matrices.start * m + first + sums.shape[0] * sums.shape[1])
-        exactly = (None, None, 0) if values is None else (values[rows], columns[matrices], count)
-        given = {"sums": sums, "rows": sums.shape[1], "scales": (row_scales[rows], column_scales[matrices])}
-        all_passes().finish_products(rows.stop - rows.start, n, **given, outliers=exactly, result=outputs[rows])
+        added = (None, None, 0) if values is None else (values[rows], columns[matrices], count)
+        arguments = {"sums": sums, "rows": sums.shape[1], "scales": (row_scales[rows], column_scales[matrices])}
+        all_passes().finish_products(rows.stop - rows.start, n, **arguments, outliers=added, result=outputs[rows])
     if exact is not None:
         _put_columns(result, left, right, exact)
     return result
@@ -62,14 +62,14 @@ def quantize_rows(
     scale = matrices.new_empty(len(places), m, dtype=torch.float32)
     flags = None if outliers is None else reference_products.flags_of(outliers, k).contiguous()
     left_out = flags, 0 if flags is None or flags.ndim == 1 else k
-    given = {"places": places, "left_out": left_out, "chance": (seed is not None, seed), "scales": scale}
+    arguments = {"places": places, "left_out": left_out, "chance": (seed is not None, seed), "scales": scale}
     if matrices.stride(-1) == 1:
         codes = scale.new_empty(len(places), m, k, dtype=torch.int8)
-        all_passes().codes_by_row(len(places) * m, k, x=matrices, **given, codes=codes)
+        all_passes().codes_by_row(len(places) * m, k, x=matrices, **arguments, codes=codes)
         return codes, scale
     codes, strip = scale.new_empty(len(places), k, m, dtype=torch.int8), min(STRIP, m)
     strips = -(-m // strip) * len(places)
-    all_passes().codes_by_column(strips, strip * k, x=matrices.mT, width=strip, **given, codes=codes)
+    all_passes().codes_by_column(strips, strip * k, x=matrices.mT, width=strip, **arguments, codes=codes)
     return codes.mT, scale
 
 
@@ -77,8 +77,8 @@ def _places(matrices: torch.Tensor) -> torch.Tensor:
     """Return the offset in bytes of each matrix from the first, int64 (matrices,)."""
     places = torch.zeros(1, dtype=torch.int64, device="cpu")
     for size, stride in zip(matrices.shape[:-2], matrices.stride()[:-2], strict=True):
-        among = torch.arange(size, device="cpu") * (stride * matrices.element_size())
-        places = (places[:, None] + among).flatten()
+        offsets = torch.arange(size, device="cpu") * (stride * matrices.element_size())
+        places = (places[:, None] + offsets).flatten()
     return places
 
 
@@ -107,8 +107,8 @@ def _features(matrices: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 
 def _put_columns(result: torch.Tensor, left: torch.Tensor, right: torch.Tensor, exact: torch.Tensor) -> None:
-    """Compute `reference_products.put_columns`, faster."""
-    if exact.ndim == 1:  # left, a gradient, lies transposed: this product reads it once, in float32
+    """Compute `reference_products.put_columns` faster."""
+    if exact.ndim == 1:  # left, a gradient, is transposed in memory: this product reads it once, in float32
         result[:, exact] = reference_products.exact_product(right[exact], left).mT.to(result.dtype)
         return
     for of_matrix in zip(result, left, right, exact, strict=True):  # one matrix in float32 fits a cache

@@ -25,8 +25,8 @@ def add(state: State, alpha: float, listed: bool = True) -> torch.Tensor:
     blocks, strips = -(-tokens // ROWS), -(-features // STRIP)
     width, hits = -(-features // strips), torch.empty(features, dtype=torch.int64)
     room = _room.of(8 * (2 * blocks * features + strips * 4 * tokens) + 4 * (3 * blocks * features + blocks * strips))
-    given = {"x": x, "width": width, "height": ROWS, "alpha": _float32(alpha), "room": room, "hits": hits}
-    broken = all_passes().add_state(blocks * strips, ROWS * width, **given, **_joined(state))
+    arguments = {"x": x, "width": width, "height": ROWS, "alpha": _float32(alpha), "room": room, "hits": hits}
+    broken = all_passes().add_state(blocks * strips, ROWS * width, **arguments, **_joined(state))
     if broken:
         raise NotFinite(broken - 1)
     if listed:
@@ -51,8 +51,8 @@ def add_residual(state: State, limits: tuple[float, float], massive: torch.Tenso
     tokens, features = x.shape
     blocks, at_position = -(-tokens // ROWS), torch.zeros(tokens, dtype=torch.int64)
     room = _room.of(8 * 5 * blocks + 4 * (tokens + tokens * features))
-    given = {"x": x, "height": ROWS, "limits": _float32(*limits), "room": room, "massive": at_position}
-    count = all_passes().add_residual(blocks, ROWS * features, **given, **_joined(state))
+    arguments = {"x": x, "height": ROWS, "limits": _float32(*limits), "room": room, "massive": at_position}
+    count = all_passes().add_residual(blocks, ROWS * features, **arguments, **_joined(state))
     if count < 0:
         reference_states.check_finite(x.float().abs().amax(0))
     if count:
@@ -64,7 +64,7 @@ class _Room(threading.local):
         self.size, self.memory, self.address = -1, None, 0
 
     def of(self, size: int) -> int:
-        """Return the address of at least so many bytes, valid until the thread asks again."""
+        """Return the address of at least this many bytes, valid until the thread's next call."""
         if size > self.size:
             self.size, self.memory = size, torch.empty(size, dtype=torch.uint8)
             self.address = self.memory.data_ptr()

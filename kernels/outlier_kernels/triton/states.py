@@ -27,16 +27,16 @@ BITS = {torch.float32: (15, 0), torch.bfloat16: (16, 0), torch.float16: (13, (10
 
 
 class Report:
-    """The report of the kernels on the states of a device, in its memory.
+    """The report of the kernels on the states of a device, in the device's memory.
 
-    table: int32; how many hits are listed so far; the same number after each state; and each state's first feature that
-    is not finite, or -1. listed: the hits, as features and values.
+    table: int32; the number of hits listed so far; the same number after each state; and each state's first feature
+    that is not finite, or -1. listed: the hits, as features and values.
     """
 
     def __init__(self, device: torch.device):
         self.device, self.table = device, torch.zeros(1 + 2 * MOST, dtype=torch.int32, device=device)
         self.places: list[object] = []
-        self.listed, self.expected = None, 0  # upper bound of the listed hits
+        self.listed, self.expected = None, 0  # `expected`: upper bound of the listed hits
 
     def begin(self, found: Found, place: object, entries: int) -> None:
         """Reserve a place for one more state. entries: of the state if its hits are listed, otherwise 0."""
