@@ -158,12 +158,12 @@ def _downloaded(source: Source, name: str) -> Path:
 
 
 def _by_own_names(
-    stored: dict[str, Lazy], name: str, model: PreTrainedModel, how: Mxfp4Config | None
+    stored: dict[str, Lazy], name: str, model: PreTrainedModel, config: Mxfp4Config | None
 ) -> tuple[dict[str, Lazy], dict[str, str]]:
     """Rename tensors by transformers' rules for the architecture and its storage format; also return the unused keys,
     with their new names."""
     with refusals(name):
-        quantizer = how and AutoHfQuantizer.from_config(how, pre_quantized=True)
+        quantizer = config and AutoHfQuantizer.from_config(config, pre_quantized=True)
     steps = [*renamed_keys(model.config), *get_model_conversion_mapping(model, hf_quantizer=quantizer)]
     renamings = [step for step in steps if isinstance(step, WeightRenaming)]
     converters = [step for step in steps if isinstance(step, WeightConverter)]
@@ -224,8 +224,8 @@ def _lacking(
     expected = (EXPERT.sub(f".experts.{number}.", one) for one in names for number in range(experts))
     if lacking := {one: None for one in expected if one not in names}:
         return lacking
-    alike = len(set(Counter(pattern for pattern, _ in parts).values())) == 1
-    return () if alike and len({*dict(parts)}) == len(converter.source_patterns) else [f"a part of {tensor_name}"]
+    balanced = len(set(Counter(pattern for pattern, _ in parts).values())) == 1
+    return () if balanced and len({*dict(parts)}) == len(converter.source_patterns) else [f"a part of {tensor_name}"]
 
 
 def _joined(

@@ -159,17 +159,17 @@ def input_hooks(projections: Iterable[Projection], visit: Visit) -> AbstractCont
     A tensor that it returns replaces x; None leaves x unchanged. Projections that read one hidden state, such as q, k
     and v, share one call and its result.
     """
-    seen = _Shared(visit)
+    shared = _Shared(visit)
 
     def hook_of(projection: Projection):
         def hook(_module, inputs):
             x = inputs[0]
-            changed = seen(projection, x)
+            changed = shared(projection, x)
             return None if changed is None else (changed.view(x.shape), *inputs[1:])
 
         return independent(hook) if is_independent(visit) else hook
 
-    return attached(one.module.register_forward_pre_hook(hook_of(one)) for one in projections)
+    return attached(reader.module.register_forward_pre_hook(hook_of(reader)) for reader in projections)
 
 
 def _is_same(x: torch.Tensor, other: torch.Tensor | None) -> bool:
@@ -214,11 +214,11 @@ def output_hooks(readers: Iterable[tuple[Projection, torch.Tensor]], visit: Visi
         readers: projections, each with the mask of its changed outputs, bool (outputs,).
         visit: returns the changed input.
     """
-    seen = _Shared(visit)
+    shared = _Shared(visit)
 
     def change_of(projection: Projection):
         def change(x: torch.Tensor) -> torch.Tensor:
-            return seen(projection, x).view(x.shape)
+            return shared(projection, x).view(x.shape)
 
         return independent(change) if is_independent(visit) else change
 
@@ -432,10 +432,11 @@ class _Masks:
                 "key for each: this model makes keys of several positions too; look at it with attention=False"
             )
         if mask is not self.known[0]:
-            first = mask[0, 0, :, :keys]  # of the heads
+            entries = mask[0, 0, :, :keys]  # of the first head
             # The first position sees itself, which shows how boolean masks code visibility: as False in MPT.
-            seen = first == first[0, 0] if first.dtype == torch.bool else first > torch.finfo(mask.dtype).min / 2
-            self.known = mask, seen.expand(max(queries, len(first)), keys)
+            is_bool = entries.dtype == torch.bool
+            shown = entries == entries[0, 0] if is_bool else entries > torch.finfo(mask.dtype).min / 2
+            self.known = mask, shown.expand(max(queries, len(entries)), keys)
         visible = self.known[1]
         if anatomy.window is None:
             return visible

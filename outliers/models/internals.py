@@ -67,5 +67,5 @@ def compute_buffers(model: PreTrainedModel) -> None:
 def _initialize(model: PreTrainedModel, path: str) -> None:
     """Initialize a module by the innermost model that contains it, which knows the module's sizes."""
     around = map(model.get_submodule, accumulate(path.split("."), "{}.{}".format))
-    owner = [one for one in (model, *around) if isinstance(one, PreTrainedModel)][-1]
+    owner = [module for module in (model, *around) if isinstance(module, PreTrainedModel)][-1]
     owner._init_weights(model.get_submodule(path))

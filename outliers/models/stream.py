@@ -215,7 +215,7 @@ class Stream:
         lazy, dtype = self.stored[name], self.dtypes[name]
         like = torch.empty(lazy.shape, dtype=dtype, device="meta")
         pieces = map(lazy.piece, range(lazy.shape[0])) if lazy.piece else [lazy]
-        return line_of(name, like, (one.read().to(dtype) for one in pieces))
+        return line_of(name, like, (piece.read().to(dtype) for piece in pieces))
 
     def weights_hash(self) -> str:
         """Return the hash of the weights, equal to that of the resident model; weights not read yet are read for it."""
@@ -292,11 +292,11 @@ class Stream:
             return run_stack(exchanged(model, modules), stack, inputs[turn[1]][place], encoded)
 
         def known(variant_number: int, block_number: int) -> object:
-            """Return the output of the layer before."""
+            """Return the output of the previous layer."""
             key = keys[block_number]
-            last, *beside = outputs_of(outputs[key])
+            last, *others = outputs_of(outputs[key])
             state = states[variant_number, block_number, : key[place]].to(self.device, last.dtype).view(last.shape)
-            return state if isinstance(outputs[key], torch.Tensor) else (state, *beside)
+            return state if isinstance(outputs[key], torch.Tensor) else (state, *others)
 
         for number, layer in enumerate(over(layers, f"{self.name}, layers")):
             with self.layer(model, layer.number):

@@ -31,17 +31,17 @@ class Variant(Protocol):
 
     @property
     def has_errors(self) -> bool:
-        """Whether projections put out other values under the variant, from the inputs that they have without it."""
+        """Whether projections have other outputs under the variant, given the inputs that they have without it."""
         return False
 
     @property
     def has_codes(self) -> bool:
-        """Whether a model that is served under the variant keeps codes in place of its weights."""
+        """Whether a model that is served under the variant has codes instead of weights."""
         return False
 
     @property
     def place_kinds(self) -> tuple[str, ...]:
-        """The kinds of places of which a single one can be under the variant, or all but one: "role", "layer", "stack",
+        """The kinds of places to which the variant can be limited, or which it can leave out: "role", "layer", "stack",
         "head" or "expert"."""
         return ()
 
@@ -111,13 +111,13 @@ class Variant(Protocol):
 
     @property
     def at_attention(self) -> "Variant | None":
-        """The ablation of what attention reads that stands for the variant where attention is measured layer by
-        layer; None if it is none."""
+        """The ablation of attention's inputs that replaces the variant when attention is measured layer by layer; None
+        if there is none."""
         return None
 
     @property
     def name(self) -> str:
-        """The name in rows and messages; `outliers.variant` parses those of this project's variants."""
+        """The name in rows and messages, which `outliers.variant` parses if the variant is one of this project's."""
 
     def fields(self, model: "PreTrainedModel | None" = None, /) -> dict:
         """Return the fields that identify the variant in a row; with a model also those that depend on it, such as

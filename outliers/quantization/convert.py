@@ -212,8 +212,8 @@ def check_instead(
                 "alone, without a calibration, such as llm.int8 (what stays exact is skipped)"
             )
         paths = _at_places(model, parts, "instead", places)
-        if twice := sorted(paths & others.keys()):
-            raise UserError(f"'{twice[0]}' has two schemes in the place of '{scheme.name}'; expected one")
+        if repeated := sorted(paths & others.keys()):
+            raise UserError(f"'{repeated[0]}' has two schemes in the place of '{scheme.name}'; expected one")
         others |= dict.fromkeys(paths, other)
     for quantizing in {scheme, *others.values()}:
         elsewhere = {part.path for part in parts if others.get(part.path, scheme) != quantizing}

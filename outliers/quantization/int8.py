@@ -144,7 +144,7 @@ class Int8Linear(SchemeLinear):
                 one.codes.data_ptr() != part.data_ptr() for one, part in zip(layers, parts, strict=True)
             ):
                 self.stacked = Quantized(
-                    *(torch.stack([getattr(one, of) for one in layers]) for of in ("codes", "scale"))
+                    *(torch.stack([getattr(one, field) for one in layers]) for field in ("codes", "scale"))
                 )
                 for layer, codes in zip(layers, self.stacked.codes, strict=True):
                     layer._buffers["codes"] = codes

@@ -185,8 +185,8 @@ class Calibration:
         Raises:
             UserError: they are of different models, or have blocks of different lengths.
         """
-        alike = {place: len(magnitudes.inputs) for place, magnitudes in self.magnitudes.items()}
-        if alike != {place: len(magnitudes.inputs) for place, magnitudes in other.magnitudes.items()}:
+        widths = {place: len(magnitudes.inputs) for place, magnitudes in self.magnitudes.items()}
+        if widths != {place: len(magnitudes.inputs) for place, magnitudes in other.magnitudes.items()}:
             raise UserError("cannot merge calibrations of different models; calibrate one model with both")
         if self.blocks.shape[1] != other.blocks.shape[1]:
             lengths = f"{self.blocks.shape[1]} and {other.blocks.shape[1]}"

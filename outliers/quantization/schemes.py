@@ -134,7 +134,6 @@ class Scheme:
 
     @property
     def quantizes(self) -> bool:
-        """Whether the scheme quantizes anything."""
         return self.quantizes_projections or self.attention is not None
 
     @property
@@ -191,15 +190,15 @@ class Scheme:
     def at(self, role: str | None) -> "Scheme":
         """Return the scheme for projections whose inputs have a role, without the remedies of other roles; None keeps
         all."""
-        here = self
+        scheme = self
         if role is not None and any(remedy.roles for remedy in self.remedies):
             remaining = [remedy._replace(roles=()) for remedy in self.remedies if role in (remedy.roles or (role,))]
-            here = replace(self, remedies=remaining)
-        for remedy in here.remedies_with("scheme"):
+            scheme = replace(self, remedies=remaining)
+        for remedy in scheme.remedies_with("scheme"):
             if not remedy.roles:
-                remaining = [other for other in here.remedies if other != remedy]
-                here = remedy.call("scheme", replace(here, remedies=remaining), remedy.number)
-        return here
+                remaining = [other for other in scheme.remedies if other != remedy]
+                scheme = remedy.call("scheme", replace(scheme, remedies=remaining), remedy.number)
+        return scheme
 
     @property
     def weight_operand(self) -> tuple:

@@ -240,7 +240,7 @@ def cut_text(
         return Cut(ids, None, _first_tokens(ids, tokenizer), [])
     first = _first(tokenizer, bos)
     text_tokens = block - len(first)
-    wanted = MOST_TOKENS if blocks is None else text_tokens * blocks
+    needed = MOST_TOKENS if blocks is None else text_tokens * blocks
     ids, starts, sizes, repeated = array("q"), [], array("q") if sized else None, 0
     for piece, begins in _joined(text, tokenizer, column):
         starts += [len(ids)] * begins
@@ -251,11 +251,11 @@ def cut_text(
             sizes.extend(of_piece)
         else:
             sizes = None
-        if len(ids) >= wanted:
+        if len(ids) >= needed:
             break
     _report_repeated_first(text, tokenizer, repeated)
     whole = len(ids) // text_tokens
-    if blocks is None and len(ids) >= wanted:
+    if blocks is None and len(ids) >= needed:
         raise _too_long(text)
     if whole < (blocks or 1):
         raise UserError(

@@ -119,7 +119,7 @@ class Trace:
 
     @property
     def cross(self) -> bool:
-        """Whether the trace is of what a decoder reads from an encoder."""
+        """Whether the trace is of the encoder's output as a decoder reads it."""
         return self.stack == "cross"
 
     @property
@@ -381,8 +381,8 @@ class Trace:
             UserError: a fraction is above 1, such as 25 for 25 %.
         """
         layers, positions = check_share("layers", layers, whole=True), check_share("positions", positions, whole=True)
-        together = self.features(roles)
-        outliers = together[(together["layers"] >= layers) & (together["positions"] >= positions)]
+        united = self.features(roles)
+        outliers = united[(united["layers"] >= layers) & (united["positions"] >= positions)]
         if by is None:
             return Frame(outliers.reset_index(drop=True))
         table = self.features(roles, by)

@@ -54,8 +54,8 @@ OF_CARRIERS = {
 def united_roles(roles: Iterable[str]) -> list[tuple[str, ...]]:
     """Return the sets of roles over which hits are united: each role, and the roles that share the residual stream's
     features."""
-    together = tuple(role for role in STREAM if role in roles)
-    return [(role,) for role in roles] + ([together] if len(together) > 1 else [])
+    shared = tuple(role for role in STREAM if role in roles)
+    return [(role,) for role in roles] + ([shared] if len(shared) > 1 else [])
 
 
 def states_of_tokens(roles: Iterable[str]) -> list[str]:

@@ -113,9 +113,9 @@ class Ablated(Variant):
         object.__setattr__(self, "where", tuple(place.written for place in places))
         for place in places:
             if self.intervention.method == "mean" and (set(place.parts) & set(NORMS) or place.expert is not None):
-                what = "a norm" if place.expert is None else "an expert"
+                part = "a norm" if place.expert is None else "an expert"
                 raise UserError(
-                    f"the mean of what {what} reads, as '{place.written}' asks for it, is not known; expected zero or "
+                    f"the mean of what {part} reads, as '{place.written}' asks for it, is not known; expected zero or "
                     "shuffle, or a projection such as q"
                 )
 
@@ -160,7 +160,8 @@ class Ablated(Variant):
 
     @property
     def at_attention(self) -> "Ablated | None":
-        """The ablation of the input of q/k/v alone, if the places are whole roles; itself if only q, k or v read it."""
+        """The ablation of the input of q/k/v if the places are whole roles; itself if only q, k or v read it; else
+        None."""
         if set(self.where) <= ROLES.keys():
             return Ablated(self.intervention)
         return self if self.in_attention else None

@@ -41,7 +41,8 @@ def drawn(model: PreTrainedModel, draw: int) -> Iterator[None]:
         return
     factors = cache(partial(_factors, draw))
     multiplied = independent(partial(_multiplied, factors))
-    with attached(one.register_forward_hook(multiplied) for one in input_embeddings(model)), untied(model, draw):
+    handles = (embedding.register_forward_hook(multiplied) for embedding in input_embeddings(model))
+    with attached(handles), untied(model, draw):
         yield
 
 

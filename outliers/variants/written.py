@@ -89,7 +89,6 @@ class Unreadable(Variant):
 
 
 def variant_of(row: Mapping) -> Variant:
-    """Return the variant of a row."""
     return _named(row["variant"])
 
 

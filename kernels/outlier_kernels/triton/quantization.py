@@ -32,8 +32,8 @@ def quantize(
     limits: torch.Tensor | None = None,
     place: int | None = None,
 ) -> Quantized:
-    """Compute `reference.quantize` to int8 (rows, features). Arguments are those of `quantize_rows`; missing limits are
-    found."""
+    """Compute `reference.quantize` to int8 (rows, features). Arguments are those of `quantize_rows`; limits that are
+    not given are computed."""
     if quantizer.per_row:
         limits = None
     elif limits is None:

@@ -282,7 +282,6 @@ def ids_of(model: PreTrainedModel, block: Block) -> tuple[torch.Tensor, ...]:
 
 
 def stack_module(model: PreTrainedModel, stack: Anatomy) -> PreTrainedModel:
-    """Return the module that runs a stack."""
     return model.base_model if stack.module is None else model.get_submodule(stack.module)
 
 

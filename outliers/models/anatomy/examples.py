@@ -21,7 +21,6 @@ class Example(NamedTuple):
     labels: torch.Tensor
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Example":
-        """Return the example on a device."""
         return Example(*(tensor.to(device, non_blocking=non_blocking) for tensor in self))
 
 

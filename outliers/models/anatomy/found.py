@@ -42,8 +42,8 @@ def anatomy_found(config: PretrainedConfig, family: Family) -> Anatomy:
     Raises:
         UserError: as `find_anatomy`.
     """
-    here, fields, known = _known.get(id(config), (None, None, None))
-    if here is not None and here() is config and fields == vars(config):
+    reference, fields, known = _known.get(id(config), (None, None, None))
+    if reference is not None and reference() is config and fields == vars(config):
         return known
     key = _key(config, family)
     if key not in _by_key:
@@ -100,7 +100,7 @@ def _of_fields(fields: dict) -> Anatomy:
 def _tuples(value: object) -> object:
     if isinstance(value, list):
         return tuple(map(_tuples, value))
-    return {name: _tuples(one) for name, one in value.items()} if isinstance(value, dict) else value
+    return {name: _tuples(entry) for name, entry in value.items()} if isinstance(value, dict) else value
 
 
 def _write(file: Path, anatomy: Anatomy) -> None:

@@ -31,7 +31,6 @@ class StackView(NamedTuple):
 
     @property
     def cross(self) -> bool:
-        """Whether the view is that of cross-attention."""
         return self.name == CROSS
 
     def positions(self, model: PreTrainedModel, block: Block) -> torch.Tensor:
@@ -40,7 +39,6 @@ class StackView(NamedTuple):
 
 
 def stack_view_names(config: PretrainedConfig) -> list[str]:
-    """Return the names of the views of a configuration's models."""
     return [
         name for stack in stacks_of(config) for name, exists in ((stack.stack, True), (CROSS, stack.cross_in)) if exists
     ]
@@ -52,7 +50,6 @@ def of_stack(name: str) -> dict[str, str]:
 
 
 def stack_views(model: PreTrainedModel) -> dict[str, StackView]:
-    """Return the views of a model by name."""
     layers, stacks = layers_of(model), stacks_of(model.config)
     views = {}
     for place, stack in enumerate(stacks):

@@ -167,7 +167,6 @@ class _BranchSums:
         self.differences: dict[str, float] = {}
 
     def hooks(self, layer: Layer) -> Iterator[RemovableHandle]:
-        """Yield the handles of hooks on a layer."""
         anatomy = layer.anatomy
         if anatomy.norms_of_sums or anatomy.experts or anatomy.router:
             return

@@ -55,7 +55,6 @@ class _Making:
 
     @staticmethod
     def from_config(config: PretrainedConfig, **options) -> PreTrainedModel:
-        """Return a model as `AutoModelForImageClassification.from_config` does."""
         if config.num_labels or config.model_type != "siglip":
             return AutoModelForImageClassification.from_config(config, **options)
         return _siglip_tower()._from_config(config, **options)

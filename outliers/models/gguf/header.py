@@ -107,12 +107,12 @@ def gguf_refusals(file: Path) -> Iterator[None]:
 
 def remembered(read: Callable[[Path], Made]) -> Callable[[Path], Made]:
     """Cache the result of a function of a file until the file changes, with the errors of `gguf_refusals`."""
-    of_state = functools.lru_cache(maxsize=4)(lambda file, _state: read(file))
+    cached = functools.lru_cache(maxsize=4)(lambda file, _state: read(file))
 
     @functools.wraps(read)
     def made_of(file: Path) -> Made:
         with gguf_refusals(file):
-            return of_state(file, state_of(file))
+            return cached(file, state_of(file))
 
     return made_of
 
@@ -204,11 +204,11 @@ def _check_places(header: GGUFHeader) -> None:
                 "get it again"
             )
     in_order = sorted(header.tensors, key=lambda tensor: tensor.start)
-    twice = [b.name for a, b in pairwise(in_order) if b.start < a.end]
-    twice += [name for name, count in Counter(tensor.name for tensor in header.tensors).items() if count > 1]
-    if twice:
+    duplicates = [b.name for a, b in pairwise(in_order) if b.start < a.end]
+    duplicates += [name for name, count in Counter(tensor.name for tensor in header.tensors).items() if count > 1]
+    if duplicates:
         raise UserError(
-            f"'{file}' is damaged: tensor '{twice[0]}' is in the place of another, or twice; download it again"
+            f"'{file}' is damaged: tensor '{duplicates[0]}' is in the place of another, or twice; download it again"
         )
 
 

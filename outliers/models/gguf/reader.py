@@ -253,10 +253,10 @@ def _check_complete(
         for tensor_name, stored in parts.items()
         if sum(prod(part.shape) for part in stored) != expected[tensor_name].numel()
     ]
-    for names, what in ((missing, "lacks"), (wrong, "has other sizes of"), (unused, "holds beside the model")):
+    for names, fault in ((missing, "lacks"), (wrong, "has other sizes of"), (unused, "holds beside the model")):
         if names:
             raise UserError(
-                f"'{file}' {what} {len(names)} tensors ({first_of(names)}); expected those of "
+                f"'{file}' {fault} {len(names)} tensors ({first_of(names)}); expected those of "
                 f"{model.config.model_type} as transformers computes it"
             )
     for kind in {part.type for stored in parts.values() for part in stored}:

@@ -182,7 +182,6 @@ MODELS: dict[str, Callable[[Vocabulary], Tokenizer]] = {
 
 
 def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a file."""
     with gguf_refusals(file):
         tokenizer, keywords = _tokenizer_in(file)
         made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, name_or_path=str(file), **keywords)

@@ -98,8 +98,8 @@ def _check_whole(model: nn.Module, layers: str, count: int) -> None:
     parent = layers.rpartition(".")[0]
     for name, other in model.get_submodule(parent)._modules.items():
         path = f"{parent}.{name}".lstrip(".")
-        beside = isinstance(other, nn.ModuleList) and len(other) == count and path != layers
-        if beside and any(map(is_projection, other.modules())):
+        is_parallel = isinstance(other, nn.ModuleList) and len(other) == count and path != layers
+        if is_parallel and any(map(is_projection, other.modules())):
             raise UserError(
                 f"unknown architecture '{model.config.model_type}': parts of its layers are in two lists, "
                 f"'{layers}' and '{path}'; expected all parts of a layer in one module"

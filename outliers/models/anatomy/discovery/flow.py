@@ -54,6 +54,11 @@ NORMALIZES = frozenset(
 )
 
 
+def _identity(tensor: torch.Tensor) -> int:
+    """Return a number that tensors share if they share their storage."""
+    return tensor.untyped_storage()._cdata
+
+
 def lengths_of(model: nn.Module) -> tuple[int, ...]:
     """Return two numbers of positions that no dimension of the model's weights equals or exceeds by one."""
     sizes = {size for parameter in model.parameters() for size in parameter.shape}
@@ -104,7 +109,7 @@ class Flow(TorchDispatchMode):
         self.split: dict[str, list[Outputs | None]] = {}
 
     def history(self, tensor: torch.Tensor) -> History:
-        return self.of.get(tensor.untyped_storage()._cdata, NOTHING)
+        return self.of.get(_identity(tensor), NOTHING)
 
     def put(self, tensor: torch.Tensor, history: History) -> None:
         storage = tensor.untyped_storage()
@@ -115,18 +120,18 @@ class Flow(TorchDispatchMode):
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
         if name in MASKED:
-            args = (args[0], [part for one in args[1] for part in _places(one)], *args[2:])
+            args = (args[0], [part for tensor in args[1] for part in _places(tensor)], *args[2:])
         output = VALUES[name](args[0]) if name in VALUES and args[0].is_meta else func(*args, **kwargs)
-        inputs = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-        outputs = [one for one in tree_leaves(output) if isinstance(one, torch.Tensor)]
+        inputs = [tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)]
+        outputs = [tensor for tensor in tree_leaves(output) if isinstance(tensor, torch.Tensor)]
         if not outputs:
             return output
         base = name.rstrip("_")
-        if base in COPIES and (weight := self.weights.get(inputs[0].untyped_storage()._cdata)):
-            self.weights[outputs[0].untyped_storage()._cdata] = weight  # such as a router's, in float32
+        if base in COPIES and (weight := self.weights.get(_identity(inputs[0]))):
+            self.weights[_identity(outputs[0])] = weight  # such as a router's, in float32
             self.kept.append(outputs[0].untyped_storage())
         self._follow_outputs(inputs, outputs)
-        histories = [self.history(one) for one in inputs]
+        histories = [self.history(tensor) for tensor in inputs]
         history = NOTHING.union(*histories)
         if (base in NORMALIZES or (base == "pow" and isinstance(args[1], float) and args[1] == -0.5)) and self.modules:
             self.normalizes.add(self.modules[-1])
@@ -134,18 +139,18 @@ class Flow(TorchDispatchMode):
             if base not in MOVES:
                 lost = (ADDED,) if base in SCALES and sum(map(bool, histories)) == 1 else (ADDED, SUM)
                 history = frozenset(label for label in history if not label.startswith(lost))
-            if how := self._mixes(base, inputs, outputs, args):
-                self.mixed.append((self.modules[-1] if self.modules else "", how, history))
-                if how in ("softmax", "product"):  # the output of attention is not normed
+            if mixing := self._mixes(base, inputs, outputs, args):
+                self.mixed.append((self.modules[-1] if self.modules else "", mixing, history))
+                if mixing in ("softmax", "product"):  # the output of attention is not normed
                     history = frozenset(label for label in history if not label.startswith(NORM))
                 history |= {MIXED}
             if base in PRODUCTS and (weight := self._weight(inputs)):
-                read = next((one for one in inputs if self.history(one)), inputs[0])  # not the bias, which comes first
-                call = ProductCall(history, read.untyped_storage()._cdata, outputs[0].shape[-1])
+                read = next(filter(self.history, inputs), inputs[0])  # not the bias, which comes first
+                call = ProductCall(history, _identity(read), outputs[0].shape[-1])
                 self.loose.setdefault(weight, call)
                 history = frozenset((weight, SUM + weight))
-        for one in outputs:
-            self.put(one, history | self.history(one) if name.endswith("_") else history)
+        for tensor in outputs:
+            self.put(tensor, history | self.history(tensor) if name.endswith("_") else history)
         return output
 
     def _follow_outputs(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
@@ -155,14 +160,15 @@ class Flow(TorchDispatchMode):
         path, count = self.whole.get(storage._cdata, ("", 0))
         if not path or source.numel() * source.element_size() != storage.nbytes():
             return
-        for one in outputs:
-            if one.untyped_storage()._cdata != storage._cdata:
-                if len(inputs) == 1 and one.shape[-1:] == (count,) and one.is_contiguous():  # such as clamped outputs
-                    self.whole[one.untyped_storage()._cdata] = path, count
+        for output in outputs:
+            if _identity(output) != storage._cdata:
+                # such as clamped outputs
+                if len(inputs) == 1 and output.shape[-1:] == (count,) and output.is_contiguous():
+                    self.whole[_identity(output)] = path, count
             elif (
-                one.dtype == source.dtype
-                and 0 < one.numel() < source.numel()
-                and (taken := _taken(one, count)) != (1, 0, count)
+                output.dtype == source.dtype
+                and 0 < output.numel() < source.numel()
+                and (taken := _taken(output, count)) != (1, 0, count)
             ):
                 self.split.setdefault(path, []).append(taken)
 
@@ -171,9 +177,7 @@ class Flow(TorchDispatchMode):
         none."""
         if self.modules and self.modules[-1] in self.projections:
             return None
-        return next(
-            (self.weights[key] for one in inputs if (key := one.untyped_storage()._cdata) in self.weights), None
-        )
+        return next((self.weights[key] for tensor in inputs if (key := _identity(tensor)) in self.weights), None)
 
     def _mixes(self, base: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], args: tuple) -> str | None:
         """Return how an operation mixes positions, such as "softmax" for attention; None if it does not."""
@@ -262,13 +266,13 @@ class RecordedPass:
         owners = {}
         for module, path in self.paths.items():
             matrices = {name: one for name, one in module._parameters.items() if one is not None and one.ndim >= 2}
-            for name, one in matrices.items() if not isinstance(module, nn.Embedding) else ():
+            for name, matrix in matrices.items() if not isinstance(module, nn.Embedding) else ():
                 single = len(matrices) == 1 and name == "weight"
-                owners.setdefault(one.untyped_storage()._cdata, path if single else f"{path}.{name}")
+                owners.setdefault(_identity(matrix), path if single else f"{path}.{name}")
         return owners
 
     def run(self, inputs: Mapping[str, object]) -> None:
-        self.inputs = {one.untyped_storage()._cdata for one in inputs.values() if isinstance(one, torch.Tensor)}
+        self.inputs = {_identity(tensor) for tensor in inputs.values() if isinstance(tensor, torch.Tensor)}
         with ExitStack() as stack:
             self._hook(stack)
             with torch.no_grad(), self.flow:
@@ -277,7 +281,7 @@ class RecordedPass:
     def _hook(self, stack: ExitStack) -> None:
         experts = _experts_of(self.paths, self.layers)
         for module, path in self.paths.items():
-            if any(path.startswith(f"{one}.") for one in experts):
+            if any(path.startswith(f"{expert}.") for expert in experts):
                 continue
             if path in experts:
                 module.forward = functools.partial(self._see_experts, path)
@@ -290,10 +294,10 @@ class RecordedPass:
     def _enter(self, path: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
         flow = self.flow
         flow.modules.append(path)
-        tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
-        if isinstance(module, PreTrainedModel) and any(one.untyped_storage()._cdata in self.inputs for one in tensors):
+        tensors = [tensor for tensor in (*args, *kwargs.values()) if isinstance(tensor, torch.Tensor)]
+        if isinstance(module, PreTrainedModel) and any(_identity(tensor) in self.inputs for tensor in tensors):
             self.models.append(path)
-        if not module._modules and any(one.untyped_storage()._cdata in self.inputs for one in tensors):
+        if not module._modules and any(_identity(tensor) in self.inputs for tensor in tensors):
             self.readers.append(path)
         if path in self.layers:
             self._enter_layer(path, tensors)
@@ -304,12 +308,12 @@ class RecordedPass:
                 call.uses += 1
                 call.later |= history
             else:
-                self.calls[path] = ProductCall(history, tensors[0].untyped_storage()._cdata)
+                self.calls[path] = ProductCall(history, _identity(tensors[0]))
         elif len(tensors) == 1 and not module._modules:
             self.norms.setdefault(path, (flow.history(tensors[0]), NOTHING))
 
     def _enter_layer(self, path: str, tensors: list[torch.Tensor]) -> None:
-        states = [one for one in tensors if one.is_floating_point() and one.ndim >= 3]
+        states = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.ndim >= 3]
         if not states:
             return
         first, *others = states
@@ -330,7 +334,7 @@ class RecordedPass:
     def _leave(self, path: str, module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
         flow = self.flow
         flow.modules.pop()
-        tensors = [one for one in tree_leaves(output) if isinstance(one, torch.Tensor)]
+        tensors = [value for value in tree_leaves(output) if isinstance(value, torch.Tensor)]
         if not tensors:
             return
         if path in self.layers:
@@ -341,9 +345,9 @@ class RecordedPass:
                 self.parted.add(path)
             for tensor in tensors:
                 flow.put(tensor, frozenset((path, SUM + path)))
-            flow.whole[tensors[0].untyped_storage()._cdata] = path, tensors[0].shape[-1]
+            flow.whole[_identity(tensors[0])] = path, tensors[0].shape[-1]
         elif (path in flow.normalizes or _is_affine(module)) and path in self.norms:
-            read = next(one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor))
+            read = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
             history = frozenset(label for label in flow.history(read) if not label.startswith(ADDED))
             if any(label.startswith(STREAM) for label in history):
                 history -= {MIXED}  # an earlier branch mixed them, such as by a convolution behind its last projection
@@ -352,8 +356,8 @@ class RecordedPass:
                 self.norms[path] = self.norms[path][0], history
                 flow.put(tensors[0], history)
         elif not (module._modules or self.inside(path) or flow.history(tensors[0])):
-            given = {one.untyped_storage()._cdata for one in args if isinstance(one, torch.Tensor)}
-            if tensors[0].untyped_storage()._cdata not in given:
+            given = {_identity(value) for value in args if isinstance(value, torch.Tensor)}
+            if _identity(tensors[0]) not in given:
                 flow.put(tensors[0], frozenset((ADDED + path,)))  # an embedding
 
     def wide(self) -> dict[str, int]:
@@ -370,13 +374,13 @@ class RecordedPass:
 
     def inside(self, path: str) -> bool:
         """Return whether a module is part of a layer."""
-        return any(one in self.layers for one in ancestors(path))
+        return any(owner in self.layers for owner in ancestors(path))
 
     def _see_experts(self, path: str, *args, **kwargs) -> torch.Tensor:
         """Replace the forward of experts, because tokens without values cannot choose any."""
         flow = self.flow
-        x, *others = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-        self.calls.setdefault(path, ProductCall(flow.history(x), x.untyped_storage()._cdata, x.shape[-1]))
+        x, *others = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        self.calls.setdefault(path, ProductCall(flow.history(x), _identity(x), x.shape[-1]))
         self.chosen[path] = NOTHING.union(*map(flow.history, others))
         output = torch.empty_like(x)
         flow.put(output, frozenset((path, SUM + path)))
@@ -386,7 +390,7 @@ class RecordedPass:
 def _is_affine(module: nn.Module) -> bool:
     """Return whether a module only has a factor and a summand for each feature, like MobileBERT's replacement for
     norms."""
-    shapes = {name: one.shape for name, one in module._parameters.items() if one is not None}
+    shapes = {name: parameter.shape for name, parameter in module._parameters.items() if parameter is not None}
     return shapes.keys() == {"weight", "bias"} and shapes["weight"] == shapes["bias"] and not module._modules
 
 
@@ -394,7 +398,7 @@ def _layers_of(paths: Mapping[nn.Module, str]) -> dict[str, tuple[str, int]]:
     """Return the members of all outermost module lists: by path, the list and the place in it."""
     lists = {path: module for module, path in paths.items() if isinstance(module, nn.ModuleList) and len(module)}
     tops = [path for path in lists if not any(path.startswith(f"{other}.") for other in lists)]
-    return {paths[one]: (top, place) for top in tops for place, one in enumerate(lists[top])}
+    return {paths[member]: (top, place) for top in tops for place, member in enumerate(lists[top])}
 
 
 def _experts_of(paths: Mapping[nn.Module, str], layers: Collection[str]) -> list[str]:

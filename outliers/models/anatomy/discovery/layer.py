@@ -55,39 +55,39 @@ class FoundLayer:
         self.seen, self.prefix, self.stream = seen, f"{path}.", STREAM + path
         self.calls = self._of_layer(seen.calls) | self._of_layer(seen.flow.loose)
         self.left = seen.left[path]
-        self.experts = tuple(one for one in self._of_layer(seen.chosen))
+        self.experts = tuple(name for name in self._of_layer(seen.chosen))
         written, chosen = self.own(self.left), self.own(NOTHING.union(*self._of_layer(seen.chosen).values()))
-        into = [one for one, call in self.calls.items() if self.stream in call.history]
-        owners = {one: seen.model.get_submodule((self.prefix + one).rpartition(".")[0]) for one in into}
+        into = [name for name, call in self.calls.items() if self.stream in call.history]
+        owners = {name: seen.model.get_submodule((self.prefix + name).rpartition(".")[0]) for name in into}
         # the input of experts may be weighted already
-        self.weighted = {*self.experts, *(one for one, owner in owners.items() if isinstance(owner, Expert))}
-        for one in self.weighted:
-            read = self.calls[one].history
+        self.weighted = {*self.experts, *(name for name, owner in owners.items() if isinstance(owner, Expert))}
+        for name in self.weighted:
+            read = self.calls[name].history
             chosen |= {other for other in into if self.prefix + other in read and SUM + self.prefix + other not in read}
         # hyper-connections add what a layer puts out to several streams, each as wide as an embedding
         top = seen.layers[path][0]
         widths = {seen.widths[top], seen.wide().get(top)}
         weighs = {
-            one
-            for one, call in self.calls.items()
-            if one in written
-            and SUM + self.prefix + one not in self.left
-            and (one in into or call.outputs not in widths)
+            name
+            for name, call in self.calls.items()
+            if name in written
+            and SUM + self.prefix + name not in self.left
+            and (name in into or call.outputs not in widths)
         }
         routers: set[str] = set()
-        for one in reversed(self.calls):  # a projection comes after its readers
-            others = self._readers(one)
-            if one not in self.weighted and others <= routers and (others or one in chosen | weighs):
-                routers.add(one)
+        for name in reversed(self.calls):  # a projection comes after its readers
+            others = self._readers(name)
+            if name not in self.weighted and others <= routers and (others or name in chosen | weighs):
+                routers.add(name)
         routers |= self._mixes_of_streams(written - {*into}) if top in seen.wide() else set()
-        self.routers = tuple(one for one in self.calls if one in routers)
-        self.reads = [one for one in into if one not in self.routers]
-        self.memory = [one for one, call in self.calls.items() if MEMORY in call.history and one not in into]
-        self.writes = [one for one in self.calls if one in written and one not in (*into, *self.memory)]
+        self.routers = tuple(name for name in self.calls if name in routers)
+        self.reads = [name for name in into if name not in self.routers]
+        self.memory = [name for name, call in self.calls.items() if MEMORY in call.history and name not in into]
+        self.writes = [name for name in self.calls if name in written and name not in (*into, *self.memory)]
 
     def _of_layer(self, found: Mapping[str, object]) -> dict:
         size = len(self.prefix)
-        return {path[size:]: one for path, one in found.items() if path.startswith(self.prefix)}
+        return {path[size:]: value for path, value in found.items() if path.startswith(self.prefix)}
 
     def own(self, history: History) -> set[str]:
         """Return the projections of this layer that are in a history."""
@@ -95,8 +95,8 @@ class FoundLayer:
 
     def _readers(self, projection: str) -> set[str]:
         """Return the other projections that read a projection's output directly, not as part of the stream."""
-        behind = {one for one, call in self.calls.items() if self.stream not in call.history and one != projection}
-        return {one for one in behind - self.weighted if projection in self.own(self.calls[one].history)}
+        behind = {name for name, call in self.calls.items() if self.stream not in call.history and name != projection}
+        return {name for name in behind - self.weighted if projection in self.own(self.calls[name].history)}
 
     def _mixes_of_streams(self, writes: set[str]) -> set[str]:
         """Return the projections that contribute to no written output: they weigh streams."""
@@ -106,33 +106,33 @@ class FoundLayer:
             more = self.own(call.history) - fed if self.stream not in call.history else set()
             fed |= more
             left += more
-        return {one for one in self.calls if one not in fed}
+        return {name for name in self.calls if name not in fed}
 
     def branches(self) -> Iterator[Branch]:
         """Yield the branches of the layer, in the order of their first call."""
-        members = [one for one in self.calls if one not in self.routers]
-        first = {one: one for one in members}
+        members = [name for name in self.calls if name not in self.routers]
+        first = {name: name for name in members}
 
-        def root(one: str) -> str:
-            while first[one] != one:
-                one = first[one]
-            return one
+        def root(name: str) -> str:
+            while first[name] != name:
+                name = first[name]
+            return name
 
-        for one in members:
-            for other in self.own(self.calls[one].history) & first.keys() if one not in self.reads else ():
-                roots = sorted((root(one), root(other)), key=members.index)
+        for name in members:
+            for other in self.own(self.calls[name].history) & first.keys() if name not in self.reads else ():
+                roots = sorted((root(name), root(other)), key=members.index)
                 first[roots[1]] = roots[0]
         mixing = [self.own(history) for _, _, history in self.seen.flow.mixed]
         attending = {path.partition(".")[0] for path in self._softmaxes()}
         for start in dict.fromkeys(map(root, members)):
-            joined = [one for one in members if root(one) == start]
+            joined = [name for name in members if root(name) == start]
             before = {*joined} - {*self.writes}
-            mixes = any(MIXED in self.calls[one].history for one in joined) or any(map(before.intersection, mixing))
+            mixes = any(MIXED in self.calls[name].history for name in joined) or any(map(before.intersection, mixing))
             parts = (self.reads, self._between(joined), self.writes, self.memory)
-            reads, between, writes, memory = (tuple(one for one in joined if one in part) for part in parts)
+            reads, between, writes, memory = (tuple(name for name in joined if name in part) for part in parts)
             if reads or memory:
                 # a branch that writes nothing in this pass, such as a summary of more positions, belongs to its module
-                inside = not writes and {one.partition(".")[0] for one in reads} & attending
+                inside = not writes and {name.partition(".")[0] for name in reads} & attending
                 yield Branch(mixes or bool(inside), reads, between, writes, memory)
 
     def _softmaxes(self) -> dict[str, set[str]]:
@@ -144,7 +144,7 @@ class FoundLayer:
         }
 
     def _between(self, members: list[str]) -> list[str]:
-        return [one for one in members if one not in (*self.reads, *self.writes, *self.memory)]
+        return [name for name in members if name not in (*self.reads, *self.writes, *self.memory)]
 
     def norms(self) -> dict[str, History]:
         """Return the norms of the layer with the histories of their inputs."""
@@ -215,20 +215,20 @@ class FoundLayer:
         label, norms = NORM + self.prefix + norm, self.norms()
         behind = [other for other, before in norms.items() if label in before]
         hidden = {NORM + self.prefix + other for other in behind}
-        histories = {one: call.history for one, call in self.calls.items()} | {one: norms[one] for one in behind}
-        return tuple(one for one, history in histories.items() if label in history and not hidden & history)
+        histories = {name: call.history for name, call in self.calls.items()} | {name: norms[name] for name in behind}
+        return tuple(name for name, history in histories.items() if label in history and not hidden & history)
 
     def _states(self, roles: Mapping[str, str], routers: Iterable[str]) -> dict[str, int]:
         """Number the hidden states of each role. Projections that read the first one are left out, and routers that
         read no state of ffn_in."""
         read: dict[str, dict[int, int]] = {}  # by role and tensor
-        for one, role in roles.items():
+        for name, role in roles.items():
             numbers = read.setdefault(role, {})
-            numbers.setdefault(self.calls[one].input, len(numbers))
-        states = {one: number for one, role in roles.items() if (number := read[role][self.calls[one].input])}
+            numbers.setdefault(self.calls[name].input, len(numbers))
+        states = {name: number for name, role in roles.items() if (number := read[role][self.calls[name].input])}
         ffn_states = read.get("ffn_in", {})
-        inputs = {one: self.calls[one].input for one in routers}
-        return states | {one: ffn_states[tensor] for one, tensor in inputs.items() if tensor in ffn_states}
+        inputs = {name: self.calls[name].input for name in routers}
+        return states | {name: ffn_states[tensor] for name, tensor in inputs.items() if tensor in ffn_states}
 
     def _is_module(self, path: str) -> bool:
         return self.prefix + path in self.seen.paths.values()
@@ -304,7 +304,7 @@ def _for_all(anatomy: Anatomy, count: int) -> Anatomy:
         anatomy,
         **{role: listed(getattr(anatomy, role)) for role in ROLES},
         read_by={norm: listed(names) for norm, names in anatomy.read_by.items()},
-        states={name: state for one, state in anatomy.states.items() for name in named(one)},
+        states={name: state for projection, state in anatomy.states.items() for name in named(projection)},
     )
 
 
@@ -338,6 +338,6 @@ def _offset(layer: nn.Module, norms: Iterable[str]) -> float:
                 nn.init.constant_(parameter, value if name == "weight" else 0.0)
             with torch.no_grad():
                 outputs.append(probe(torch.linspace(-1, 1, len(weight))[None].to(weight.dtype)).float())
-        of_zero, of_one = (float(output.norm()) for output in outputs)
-        return 0.0 if of_zero == 0 else round(of_zero / (of_one - of_zero), 6)
+        norm_of_zero, norm_of_one = (float(output.norm()) for output in outputs)
+        return 0.0 if norm_of_zero == 0 else round(norm_of_zero / (norm_of_one - norm_of_zero), 6)
     return 0.0
