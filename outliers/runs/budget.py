@@ -26,8 +26,8 @@ MOST = 10**5  # blocks
 SPARE = 0.9  # share of the remaining time that is planned
 PRODUCT = 256, 1024, 1024  # tokens, features and outputs of the matrix product that times a machine
 SECONDS = 0.2  # of timing
-SLOWER = 1.4  # time of a weight in a pass over that in the product: measured with pocket models and SmolLM2-135M
-UNSURE = 2.0  # factor of the range of a time that no pass was measured for
+SLOWER = 1.4  # time of a weight in a pass, as a multiple of its time in the product: pocket models, SmolLM2-135M
+UNSURE = 2.0  # factor by which a time may be off if no pass was timed
 NAMED = 12  # variants
 logger = logging.getLogger(__name__)
 
@@ -47,8 +47,8 @@ def fit_blocks(experiment: Experiment, folder: Path, force: bool, measure: Calla
     blocks = None if force else _chosen(experiment, folder)
     if blocks is None:
         most = experiment.blocks if "blocks" in experiment.model_fields_set else MOST
-        wanted = _that_fit(experiment, measure, most)
-        blocks = _in_text(experiment, wanted) if wanted > max(TRIED) else wanted
+        fitting = _fitting_blocks(experiment, measure, most)
+        blocks = _in_text(experiment, fitting) if fitting > max(TRIED) else fitting
     logger.info(f"{blocks} block{'' if blocks == 1 else 's'} in {experiment.minutes:g} min")
     return experiment.of_blocks(blocks)
 
@@ -56,32 +56,32 @@ def fit_blocks(experiment: Experiment, folder: Path, force: bool, measure: Calla
 def _chosen(experiment: Experiment, folder: Path) -> int | None:
     """Return the number of blocks of an earlier run of the same request with the same minutes."""
     rows = [row for row in read_rows(folder) if row.run.get("minutes") == experiment.minutes]
-    there = {part_key(row.request) for row in rows}
+    stored = {part_key(row.request) for row in rows}
     for blocks in dict.fromkeys(row.request["subject"].get("blocks", 0) for row in reversed(rows)):
         cells = chain.from_iterable(next(plan.stages) for plan in experiment.of_blocks(blocks).plans())
-        if any(part_key(cell.request) in there for cell in cells):
+        if any(part_key(cell.request) in stored for cell in cells):
             return blocks
     return None
 
 
-def _that_fit(experiment: Experiment, measure: Callable[[Experiment], None], most: int) -> int:
+def _fitting_blocks(experiment: Experiment, measure: Callable[[Experiment], None], most: int) -> int:
     """Return the number of blocks that fit into the minutes of an experiment, from the times of a few blocks."""
-    end, taken = time.monotonic() + 60 * experiment.minutes - RENDERING.seconds, {}
+    end, seconds = time.monotonic() + 60 * experiment.minutes - RENDERING.seconds, {}
     for blocks in TRIED:
-        if blocks > most or (taken and blocks * taken[max(taken)] / max(taken) > (end - time.monotonic()) / 2):
+        if blocks > most or (seconds and blocks * seconds[max(seconds)] / max(seconds) > (end - time.monotonic()) / 2):
             break
         begin = time.monotonic()
         try:
             measure(experiment.of_blocks(blocks))
-        except NoOutlier:  # in so few blocks
+        except NoOutlier:  # so few blocks have none
             return min(most, experiment.blocks)
-        taken[blocks] = time.monotonic() - begin
-    *_, last = taken
-    before = max((blocks for blocks in taken if 1 < blocks < last), default=0)  # the first one loaded the model
-    each = (taken[last] - taken.get(before, 0.0)) / (last - before)
-    once = max(0.0, taken[last] - last * each)
-    each = max(each, taken[last] / last / 4)
-    return max(1, min(most, math.floor((SPARE * (end - time.monotonic()) - once) / each)))
+        seconds[blocks] = time.monotonic() - begin
+    *_, last = seconds
+    before = max((blocks for blocks in seconds if 1 < blocks < last), default=0)  # the first one loaded the model
+    a_block = (seconds[last] - seconds.get(before, 0.0)) / (last - before)
+    overhead = max(0.0, seconds[last] - last * a_block)
+    a_block = max(a_block, seconds[last] / last / 4)
+    return max(1, min(most, math.floor((SPARE * (end - time.monotonic()) - overhead) / a_block)))
 
 
 def _in_text(experiment: Experiment, most: int) -> int:
@@ -115,9 +115,9 @@ def preview(runs: Sequence[tuple[Sequence[CellPlan], Path]]) -> str:
     for plan, cells in zip(plans, stages, strict=True):
         plan.subject.check(cells)
     model_runs = planner.model_runs(plans, stages)
-    there = {part_key(row.request) for _, folder in runs for row in read_rows(folder) if row.values}
+    stored = {part_key(row.request) for _, folder in runs for row in read_rows(folder) if row.values}
     cells = list(chain.from_iterable(stages))
-    finished = sum(part_key(cell.request) in there for cell in cells)
+    finished = sum(part_key(cell.request) in stored for cell in cells)
     more = any(plan.passes() for plan in plans)
     lines = [
         "Nothing is measured. A run would measure",
@@ -134,7 +134,7 @@ def preview(runs: Sequence[tuple[Sequence[CellPlan], Path]]) -> str:
         lines.append(f"All of it takes about {durations(seconds / UNSURE, UNSURE * seconds)} at the present load.")
         room, most = room_of(model_runs[0].device), {}
         for need in (need_of(model_run, room) for model_run in model_runs):
-            most[need.model] = max(need, most.get(need.model, need), key=lambda one: one.memory)
+            most[need.model] = max(need, most.get(need.model, need), key=lambda need: need.memory)
         lines += [_memory(need, room) for need in most.values()]
     return "\n".join(lines)
 
@@ -156,7 +156,7 @@ def _lines_of(cells: list[Cell]) -> Iterator[str]:
 
 def _products(subject: Subject, steps: Iterable[Steps]) -> float:
     """Return the work of the steps of a subject, in multiplications of a token by a weight."""
-    return subject.experiment.block * sum(one.work for one in steps)
+    return subject.experiment.block * sum(part.work for part in steps)
 
 
 def _pace(device: torch.device, dtype: torch.dtype) -> float:

@@ -31,7 +31,7 @@ from outliers.trainer.loop import log_beside
 
 EVERY = 100  # steps; benchmarks/callback_cost.py says what that costs
 PREFIX = "outliers/"  # of metrics' names in reporters
-# Metrics for the reporters, each perhaps followed by a role; rows have all metrics.
+# Metrics that reporters get, also by role; rows have all metrics.
 REPORTED = ("perplexity", ERROR, "count", "layers", "positions", "max", *KURTOSES, "attention_sink")
 STEP = "step-"  # followed by a number: the checkpoint of a row
 
@@ -105,7 +105,7 @@ class OutlierCallback(TrainerCallback):
         model: torch.nn.Module,
         **_others: object,
     ) -> None:
-        """Measure before the first step, so that what cannot be measured is refused before any training."""
+        """Measure before the first step, so that an error of the measurement shows before any training."""
         if state.is_world_process_zero and not state.global_step:
             self._measure(state.global_step, control, model)
 
@@ -129,17 +129,17 @@ class OutlierCallback(TrainerCallback):
             raise BrokenModel(f"step {step}: {error}") from None
         values = [of_stack(view) | value for view, metrics in by_view.items() for value in watched_values(metrics)]
         self._write(step, self._row(step, model, values, round(time.perf_counter() - start, 3)))
-        told = {
+        reported = {
             view: {name: value for name, value in metrics.items() if name.partition(".")[0] in REPORTED}
             for view, metrics in by_view.items()
         }
-        log_beside(self.trainer.log, control, {f"{PREFIX}{name}": value for name, value in flat(told).items()})
+        log_beside(self.trainer.log, control, {f"{PREFIX}{name}": value for name, value in flat(reported).items()})
 
     def _row(self, step: int, model: torch.nn.Module, values: list[dict], seconds: float) -> Row:
         model = extract_model_from_parallel(model, keep_torch_compile=False)
-        dtype, here = str(model.dtype).removeprefix("torch."), environment(device_of(model))
+        dtype, machine = str(model.dtype).removeprefix("torch."), environment(device_of(model))
         subject = {"model": self.name, "checkpoint": f"{STEP}{step}", **self.text, "dtype": dtype}
-        subject |= Experiment.model_construct(device=here["device"]).non_default()
+        subject |= Experiment.model_construct(device=machine["device"]).non_default()
         predicted = getattr(self.blocks, "protocol", "")
         provenance = {
             "weights_hash": weights_hash(model),
@@ -147,12 +147,12 @@ class OutlierCallback(TrainerCallback):
             "parameters": model.num_parameters(),
             "tokens_hash": tokens_hash(self.blocks),
             "protocol": f"given-{predicted if predicted == PICTURES else f'blocks{predicted}'}",
-            "code": here.pop(CODE),
+            "code": machine.pop(CODE),
             "scheme": BASELINE,
             "alpha": self.alpha,
         }
         request = {"subject": subject, "variant": AS_IT_IS.name, "metric": self.metric.request}
-        run = {"experiment": "emergence", **here, "wall_seconds": seconds}
+        run = {"experiment": "emergence", **machine, "wall_seconds": seconds}
         return Row(request=request, provenance=provenance, values=values, run=run)
 
     def _write(self, step: int, row: Row) -> None:
@@ -165,13 +165,13 @@ class OutlierCallback(TrainerCallback):
 
     def _move_aside(self, step: int) -> None:
         with Rows(self.folder) as rows:
-            every = read_rows(self.folder)
-            ahead = [row for row in every if self._is_ahead(row, step)]
+            stored = read_rows(self.folder)
+            ahead = [row for row in stored if self._is_ahead(row, step)]
             if ahead:
                 aside = rows.path.with_name(f"{FILE}.left")
                 before = aside.read_bytes() if aside.exists() else b""
                 write_whole(aside, before + _lines(ahead))
-                write_whole(rows.path, _lines([row for row in every if row not in ahead]))
+                write_whole(rows.path, _lines([row for row in stored if row not in ahead]))
 
     def _is_ahead(self, row: Row, step: int) -> bool:
         """Return whether a row is of this training's model and of a step that the training has not finished."""

@@ -58,8 +58,8 @@ class Cluster:
         self.warned: set[str] = set()  # warnings of workers, each shown once
         self.name = uuid.uuid4().hex  # of this run: workers outlive it, but drop what they loaded for it
         self.needed: list[psutil.Process] = []  # processes of Ray on this machine that the run depends on
-        self.nodes: list[dict[str, float]] = []  # resources of each machine, and when they were asked for
-        self.asked = -math.inf
+        self.nodes: list[dict[str, float]] = []  # resources of each machine
+        self.nodes_read = -math.inf  # time of their last reading
 
     def __enter__(self) -> "Cluster":
         try:
@@ -83,9 +83,9 @@ class Cluster:
             self.ray.shutdown()
 
     def _needed(self) -> Iterator[psutil.Process]:
-        """Yield the processes of Ray on this machine without which no run goes on."""
-        here = self.ray.get_runtime_context().get_node_id()
-        for socket_name in (Path(node["RayletSocketName"]) for node in self.ray.nodes() if node["NodeID"] == here):
+        """Yield the processes of Ray on this machine that every run depends on."""
+        node_id = self.ray.get_runtime_context().get_node_id()
+        for socket_name in (Path(node["RayletSocketName"]) for node in self.ray.nodes() if node["NodeID"] == node_id):
             marks = {name: mark.format(socket_name, socket_name.parents[1]) for name, mark in PROCESSES.items()}
             for process in psutil.process_iter(["name", "cmdline"]):
                 if marks.get(process.info["name"]) in (process.info["cmdline"] or ()):
@@ -104,10 +104,10 @@ class Cluster:
         return None
 
     def _connect(self) -> None:
-        quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+        options = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
             _check_answers(os.environ.get("RAY_ADDRESS", ""))
-            self.ray.init(address="auto", **quiet)
+            self.ray.init(address="auto", **options)
         except (OSError, ValueError) as error:
             if os.environ.get("RAY_ADDRESS"):
                 raise UserError(
@@ -115,10 +115,10 @@ class Cluster:
                     "start it, unset "
                     "RAY_ADDRESS for one of this machine alone, or set RAY_AUTH_MODE=token if it asks for its token"
                 ) from None
-            usual = signal.getsignal(signal.SIGTERM)
-            self.ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE, **quiet)
-            if signal.getsignal(signal.SIGTERM) is not usual:  # Ray's ends the process in the middle of a row
-                signal.signal(signal.SIGTERM, usual)
+            handler = signal.getsignal(signal.SIGTERM)
+            self.ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE, **options)
+            if signal.getsignal(signal.SIGTERM) is not handler:  # Ray's ends the process in the middle of a row
+                signal.signal(signal.SIGTERM, handler)
             self.alone = True
 
     def forecast(self, model_runs: list[ModelRun]) -> dict[str, str]:
@@ -130,7 +130,7 @@ class Cluster:
             raise UserError(f"no worker of the cluster answers: {self.room}")
         needs, refused = forecast(model_runs, self.room)
         needs.sort(key=lambda needed: needed.memory)
-        self.forecasts = {needed.model: needed for needed in needs}  # of a model the largest need stays
+        self.forecasts = {needed.model: needed for needed in needs}  # the largest need of each model comes last
         return refused
 
     def groups(self, subjects: list) -> list[list]:
@@ -164,7 +164,7 @@ class Cluster:
         self.bar.spread(min(len(waiting), self._slots(waiting[0])) if waiting else 1)
         try:
             while (waiting or running) and not asked_to_stop() and not self._lost():
-                if waiting and len(running) < self._room(waiting[0]):
+                if waiting and len(running) < self._queue_size(waiting[0]):
                     task = waiting.popleft()
                     running[self._submit(task)] = task
                 else:
@@ -182,8 +182,8 @@ class Cluster:
 
     def _finished(self, running: dict) -> Iterator[tuple[Task, Any]]:
         """Yield the running tasks that finish within a second, with their results, and remove them from `running`."""
-        done, _ = self.ray.wait(list(running), timeout=1)
-        for reference in () if self._lost() else done:
+        ready, _ = self.ray.wait(list(running), timeout=1)
+        for reference in () if self._lost() else ready:
             task = running.pop(reference)
             try:
                 result, warnings = self.ray.get(reference)
@@ -226,9 +226,12 @@ class Cluster:
 
     def _nodes(self) -> list[dict[str, float]]:
         names = ("CPU", "GPU", "memory")
-        if time.monotonic() > self.asked + SECONDS_A_LOOK and not self._lost():
+        if time.monotonic() > self.nodes_read + SECONDS_A_LOOK and not self._lost():
             alive = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-            self.asked, self.nodes = time.monotonic(), [{name: node.get(name, 0) for name in names} for node in alive]
+            self.nodes_read, self.nodes = (
+                time.monotonic(),
+                [{name: node.get(name, 0) for name in names} for node in alive],
+            )
         return self.nodes
 
     def _slots(self, task: Task) -> int:
@@ -236,14 +239,14 @@ class Cluster:
         needs = self._needs(task)
         return sum(min(int(node[name] // needs[name]) for name in needs if needs[name]) for node in self._nodes())
 
-    def _room(self, task: Task) -> int:
-        """Return how many tasks Ray is given at once; some are queued, so that an autoscaling cluster grows."""
+    def _queue_size(self, task: Task) -> int:
+        """Return the number of tasks to submit at once: more than can run, so that an autoscaling cluster grows."""
         return max(2, 2 * self._slots(task))
 
     def _lack(self, task: Task) -> str:
         """Return why no machine can hold a task, or an empty text.
 
-        In a cluster that was there before, only warn: machines may join it.
+        If the cluster existed before the run, only warn: machines may join it.
         """
         if self._slots(task):
             return ""
@@ -255,7 +258,7 @@ class Cluster:
         return ""
 
     def _leave_out_queued(self, running: dict) -> None:
-        """Cancel the queued tasks and keep those that are running, the first ones."""
+        """Cancel all tasks but the first ones, which are running; the others are queued."""
         slots = max((self._slots(task) for task in running.values()), default=0)
         for reference in list(running)[max(1, slots) :]:
             self._cancel([reference])
@@ -294,7 +297,7 @@ def _check_answers(address: str) -> None:
         socket.create_connection((host, int(port)), SECONDS_TO_ANSWER).close()
 
 
-_model_cache: tuple[str, ModelCache] | None = None  # of a worker, kept between tasks, with the id of the run
+_model_cache: tuple[str, ModelCache] | None = None  # the cache of a worker, kept between tasks, with the id of the run
 
 
 class _Warnings(logging.Handler):
@@ -326,12 +329,12 @@ def _measure(
     if _model_cache is None or _model_cache[0] != run:
         _model_cache = None
         _model_cache = run, ModelCache(Progress(0))
-    heard, root = _Warnings(), logging.getLogger("outliers")
-    root.addHandler(heard)
+    handler, root = _Warnings(), logging.getLogger("outliers")
+    root.addHandler(handler)
     try:
-        return tried(result_of, _model_cache[1], function, subject, arguments), heard.messages
+        return tried(result_of, _model_cache[1], function, subject, arguments), handler.messages
     finally:
-        root.removeHandler(heard)
+        root.removeHandler(handler)
 
 
 def _room(_model_cache: ModelCache, model_run: ModelRun) -> FreeBytes:

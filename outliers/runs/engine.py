@@ -52,7 +52,7 @@ class Here:
             yield task, result
 
     def name_of(self, task: Task) -> str:
-        """Return what the bar calls a task."""
+        """Return the label of a task in the progress bar."""
         return task.name
 
     def outcome_of(self, task: Task) -> Any:

@@ -129,7 +129,7 @@ def forecast(model_runs: list[ModelRun], room: FreeBytes) -> tuple[list[Need], d
         UserError: no model can fit; the message names the options that would make the first one fit.
 
     Returns:
-        The needs of models that fit; and by the names of those that cannot, such a message.
+        The needs of models that fit; and for each model that cannot, by its name, such a message.
     """
     needs, refused, lines = [], {}, []
     for model_run in model_runs:
@@ -183,8 +183,8 @@ def model_shape(config: PretrainedConfig) -> ModelShape:
     number = layers.index(max(layers))
     weights = [stored_weight(part.module) for part in projections(model, number)]
     experts = experts_of(model).get(number)
-    of_experts = [one for one in experts.parameters() if one.ndim == 3] if experts else []
-    hidden, heads = width_of(config), getattr(stack, "num_attention_heads", None) or 0  # of what is recurrent alone
+    of_experts = [tensor for tensor in experts.parameters() if tensor.ndim == 3] if experts else []
+    hidden, heads = width_of(config), getattr(stack, "num_attention_heads", None) or 0  # a recurrent model has none
     key_heads = getattr(stack, "num_key_value_heads", None) or heads
     _shapes[written] = ModelShape(
         sum(map(torch.numel, (*model.parameters(), *model.buffers()))) - sum(layers),
@@ -194,7 +194,7 @@ def model_shape(config: PretrainedConfig) -> ModelShape:
         max(map(torch.numel, weights)),
         max(map(torch.numel, decoder_layers(model)[number].parameters())),
         sum(map(torch.numel, of_experts)),
-        sum(one.numel() // len(one) for one in of_experts),
+        sum(tensor.numel() // len(tensor) for tensor in of_experts),
         sum(sum(weight.shape) for weight in weights),
         hidden,
         heads,
@@ -219,7 +219,7 @@ def need_of(model_run: ModelRun, room: FreeBytes) -> Need:
     passing = max(passing, needs.logits * tokens * shape.vocabulary) + 2 * shape.largest * any(
         map(any, needs.per_weight)
     )
-    joined = FLOAT * (shape.parameter - shape.largest)  # of experts that a file has one by one, or in another dtype
+    joined = FLOAT * (shape.parameter - shape.largest)  # experts that a file stores one by one, or in another dtype
     memory = weights + joined + codes + itemsize * shape.layers * shape.keys * needs.cached + SLACK * FLOAT * passing
     # Hidden states and traced values of all blocks: each of the two is in one place as a whole.
     numbers = model_run.stream * model_run.block * model_run.blocks * shape.hidden
@@ -254,7 +254,7 @@ def _lack(model_run: ModelRun, needed: Need, room: FreeBytes, share: float) -> s
 def _advice(model_run: ModelRun, needed: Need, room: FreeBytes) -> str:
     """Return options that would make a run fit, with what it then needs.
 
-    Each option that suffices alone is named; if none does, options of a streamed run are.
+    Each option that suffices alone is named; if none does, options of a streamed run are named.
     """
     if (needed.download or 0) > room.cache:
         return "set HF_HOME to a folder with more room"
@@ -274,21 +274,21 @@ def _advice(model_run: ModelRun, needed: Need, room: FreeBytes) -> str:
 
 
 def _that_fit(model_run: ModelRun, room: FreeBytes, options: Iterable[dict]) -> Iterator[str]:
-    """Yield those options that the user has and with which a run fits, with what it then needs."""
+    """Yield the options of the command with which a run fits, each with the memory and disk that it then needs."""
     for changes in options:
         changed = model_run._replace(**changes)
         needed = need_of(changed, room)
         if changes and set(changes) <= model_run.memory_needs.options and not _lack(changed, needed, room, 1):
             memory = changes.get("memory", 0)
             amount = f"{memory // 10**9}GB" if memory >= 10**9 else f"{memory // 10**6}MB"
-            said = {"stream": "--stream", "memory": f"--memory {amount}"}
-            option = " ".join(said.get(name, f"--{name} {value}") for name, value in changes.items())
+            written = {"stream": "--stream", "memory": f"--memory {amount}"}
+            option = " ".join(written.get(name, f"--{name} {value}") for name, value in changes.items())
             disk = f" and {size(needed.disk)} of disk" if needed.disk else ""
             yield f"with {option} it needs {size(needed.memory)}{disk}"
 
 
 def _limit(run: ModelRun, room: FreeBytes) -> dict:
-    """Return the memory for hidden states that a streamed run can take, in whole GB or MB; the others go to a file."""
+    """Return the memory for hidden states that a streamed run can take, in whole GB or MB; the rest goes to a file."""
     least = need_of(run._replace(memory=1), room)
     free = min(room.host - least.host if room.gpus else room.memory - least.memory, least.disk - 1)  # not all of them
     unit = 10**9 if free >= 10**9 else 10**6
@@ -299,8 +299,8 @@ def room_of(device: str) -> FreeBytes:
     """Return the room that is free for a run on a device, given as in its option."""
     (host, limited), home = free_memory(), find_device(device)
     folders = [Path(folder) for folder in (tempfile.gettempdir(), HF_HUB_CACHE)]
-    there = [next(place for place in (one, *one.absolute().parents) if place.exists()) for one in folders]
-    disks = [shutil.disk_usage(folder).free for folder in there]
+    existing = [next(place for place in (folder, *folder.absolute().parents) if place.exists()) for folder in folders]
+    disks = [shutil.disk_usage(folder).free for folder in existing]
     if home.type == "cpu":
         return FreeBytes(host, host, *disks, limited=limited)
     gpus = sum(map(_free_on_gpu, range(torch.cuda.device_count())))

@@ -40,19 +40,19 @@ LIMITS = {
 
 
 def free_memory() -> tuple[int, str]:
-    """Return the host memory that this process can take, in bytes, with what it has taken already, and what limits it.
+    """Return the bytes of host memory that this process holds or can still take, and what limits them.
 
     The limit is a phrase for a message, empty if it is the machine's own memory.
     """
     groups_file = Path("/proc/self/cgroup")
     lines = groups_file.read_text().splitlines() if groups_file.exists() else []
-    taken = psutil.Process().memory_info()
-    files = getattr(taken, "shared", 0)  # which count as available
+    memory = psutil.Process().memory_info()
+    files = getattr(memory, "shared", 0)  # these pages count as available, too
     free = [(psutil.virtual_memory().available, "")]
     free += [(amount, " in its control group") for amount in free_in_groups(CGROUPS, lines)]
     free += [(amount, f" under `{limit.option}`") for limit, amount in free_under_limits()]
     least, limited = min(free)
-    return max(0, taken.rss - files + least), limited
+    return max(0, memory.rss - files + least), limited
 
 
 def free_in_groups(root: Path, lines: list[str]) -> Iterator[int]:

@@ -59,7 +59,7 @@ class LoadedPlanner(Planner):
 
     def _failed(self, failures: FailedCells, provenance: dict[Cell, dict], rows: dict[Cell, Row]) -> dict[Cell, Row]:
         if failures:
-            raise [*failures.values()][-1]  # later cells depend on more of the model, and say more of where it broke
+            raise [*failures.values()][-1]  # the last cell locates the failure best
         return {}
 
 
@@ -71,7 +71,7 @@ def measured(subject: Given, cells: Iterable[Cell] | Stages) -> list[dict]:
         cells: the cells, or a generator of stages, some of which follow from the rows of earlier ones.
 
     Raises:
-        UserError: as the measurements.
+        UserError: a cell cannot be measured.
     """
     plan = CellPlan(subject, cells) if isinstance(cells, Iterator) else CellPlan.of(subject, cells)
     with taken() as bar:

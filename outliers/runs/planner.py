@@ -40,7 +40,7 @@ MOST_NAMED = 2  # failed cells that a warning lists if nothing of their model wa
 SECONDS_BETWEEN_SAVES = 30  # of a trace
 NAMED = 12  # cells that the name of a task lists; more are counted
 FINE = "the unquantized model is fine: the {} breaks it"
-# Of the fields of `environment`, the code is provenance of every row, the machine that of timed rows.
+# Field of `environment` that is provenance of every row; the fields of the machine are provenance of timed rows only.
 CODE = "code"
 
 
@@ -97,7 +97,7 @@ class Planner:
         return list(chain.from_iterable(rows_of_plans))
 
     def model_runs(self, plans: Sequence[CellPlan], stages: Sequence[list[Cell]]) -> list[ModelRun]:
-        """Return what models need in memory, for the engine to forecast, and remember the sizes of these models."""
+        """Return the runs of models, whose memory the engine forecasts, and remember the sizes of these models."""
         model_runs = []
         for plan, cells in zip(plans, stages, strict=True):
             for measurement, group in grouped(cells, lambda cell: cell.metric.measurement).items():
@@ -175,8 +175,8 @@ class Planner:
         failed_rows = {}
         for cell, failure in failures.items():
             reason = str(failure)
-            for called in (f"'{cell.subject.name}' under {cell.variant.name}: ", f"'{cell.subject.name}': "):
-                reason = reason.removeprefix(called)  # the row has model and variant already
+            for prefix in (f"'{cell.subject.name}' under {cell.variant.name}: ", f"'{cell.subject.name}': "):
+                reason = reason.removeprefix(prefix)  # the row has model and variant already
             if isinstance(failure, BrokenModel) and (id(cell.subject), cell.metric.measurement) in fine:
                 kind = "scheme" if cell.variant.schemes else "variant"
                 reason = f"{reason.partition('; expected')[0]}; {FINE.format(kind)}"
@@ -308,7 +308,7 @@ class Planner:
         return Steps(measurement.steps(bundle), size, self.kinds.get(cell, ""), measurement.cost)
 
     def _estimate(self, plan: CellPlan, cells: list[Cell], passes: int = 0) -> None:
-        """Let the bar expect the cells of a stage, and for later stages what is left of the plan's estimated passes."""
+        """Make the bar expect the steps of a stage, and the rest of the plan's estimated passes for later stages."""
         before, kind = self.bar.total, f"later {id(plan.stages)}"
         self._expect(cells)
         steps = passes * len(plan.subject.blocks) if passes else self.bar.estimates[kind].count
@@ -324,8 +324,8 @@ class Planner:
     def _stored(self, cell: Cell, provenance: dict) -> list[tuple]:
         """Return the traces of a cell that are stored beside its row, as the only part of its result.
 
-        They are saved every half minute; a run resumes from the saved ones if they are the beginning of these. At the
-        end an excerpt of the text is saved beside each, except for a streamed model, and other requested files.
+        They are saved every half minute, and a run resumes from saved traces of its first blocks. At the end, the other
+        requested files are saved, and an excerpt of the text beside each trace unless the model is streamed.
         """
         from outliers.runs.traces import TraceStore  # late, for few runs store one
 
@@ -379,8 +379,7 @@ class Planner:
             yield task, result
 
     def _rows(self, bundle: list[Cell], parts: list[tuple], provenance: dict[Cell, dict]) -> Outcomes:
-        """Return the rows or failures of a bundle of cells, and add the weights hash of a streamed model to the
-        provenance."""
+        """Return the rows or failures of a bundle of cells; add the hash of streamed weights to the provenance."""
         weights = [part_weights for _, part_weights, _ in parts]
         subject, known = bundle[0].subject, provenance[bundle[0]]
         of_parts = [known | part_weights for part_weights in (weights[0] | known, *weights)]
@@ -451,7 +450,7 @@ def _shared_key(cell: Cell, provenance: dict) -> str:
 
 
 def _run_part(cell: Cell, spent: dict) -> dict:
-    """Return where a cell was measured and at what cost, without what is in its provenance."""
+    """Return the machine and cost of a measurement as fields of a row, without the fields of its provenance."""
     provenance = (CODE, *MACHINE) if cell.metric.timed else (CODE,)
     experiment = cell.subject.experiment
     streamed = {"streamed": True} if experiment.stream else {}

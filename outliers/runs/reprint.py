@@ -56,8 +56,8 @@ def output_key(experiment: Experiment, command: str) -> str | None:
 def report_output_key(command: str) -> str:
     """Return a hash of what a report depends on, as `output_key`.
 
-    Of files, those of the experiments count, so that no experiment has to be read. The files that experiments name are
-    checked through the stamps in the record.
+    It covers the files that define experiments, so that none of them has to be read. The files that experiments name
+    are checked through the stamps in the record.
     """
     return _key(command, None, *experiment_files().values())
 
@@ -72,10 +72,10 @@ def _files_named(experiment: Experiment) -> list[Path]:
     # a folder that has the name of a text is not that text
     files = [Path(name) for name in names_in(experiment, OF_A_FILE) if name not in TEXTS and Path(name).exists()]
     for place in filter(None, map(local_place, names_in(experiment, OF_A_MODEL))):
-        # of a folder its files and those of its checkpoints, which are folders inside it; others may have results
+        # the files of a folder and of its checkpoints, which are folders inside it; other folders may hold results
         folders = [place, *(config.parent for config in place.glob(f"*/{CONFIG}"))]
         files += (
-            [place] if place.is_file() else [one for folder in folders for one in folder.iterdir() if one.is_file()]
+            [place] if place.is_file() else [file for folder in folders for file in folder.iterdir() if file.is_file()]
         )
     return files
 
@@ -133,7 +133,7 @@ def reprint(key: str | None, *folders: Path) -> str | None:
 
 
 def show_page(folder: Path, request: str) -> None:
-    """Make a folder show the page of a request, beside the trace that it was made of.
+    """Make a folder show the page of a request, beside the trace that it was made from.
 
     The files of the page that was shown move to `earlier/`, and those of this page back from there.
     """
@@ -160,7 +160,7 @@ def record_run(
         wrote: names of the files that the page consists of.
         text: what was printed.
     """
-    here = key is not None and all(map(is_here, experiments))
+    is_local = key is not None and all(map(is_here, experiments))
     inside = (Path(name).relative_to(folder) for name in _stamps(folder))
     wrote, files = list(wrote), {str(file): _stamp(folder / file) for file in inside if file.parts[0] != EARLIER}
     others = sorted(files.keys() - {*wrote, ROWS})
@@ -169,9 +169,11 @@ def record_run(
     names = [trace, *(name for name in others if name != trace)]  # of the trace, and of files derived from it
     record = {
         "request": page_request(experiments),
-        "key": key if here else None,
+        "key": key if is_local else None,
         "command": command,
-        "named": _stamps(*(file for experiment in experiments for file in _files_named(experiment))) if here else {},
+        "named": _stamps(*(file for experiment in experiments for file in _files_named(experiment)))
+        if is_local
+        else {},
         "wrote": wrote,
         "files": files,
         "trace": {"request": request_of(labels), "names": names} if labels else None,
@@ -194,7 +196,7 @@ def _link(folder: Path, places: dict[str, str]) -> None:
     page = folder / PAGE
     if page.is_file():
         old = page.read_text("utf-8")
-        new = OTHERS.sub(lambda found: f"{found[1]}{links and f'Also here: {links}'}{found[2]}", old)
+        new = OTHERS.sub(lambda match: f"{match[1]}{links and f'Also here: {links}'}{match[2]}", old)
         if new != old:
             write_whole(page, new)
 
@@ -211,16 +213,16 @@ def _read(folder: Path) -> dict:
 def _stamp(file: Path, size: int | None = None) -> list:
     """Return the size of a file, with its modification time or a hash.
 
-    Other requests append to rows, so only their first bytes are hashed. Of a page everything but the links is.
+    Of rows, to which other requests append, only the first bytes are hashed; of a page, everything but its links.
     """
     if file.name == ROWS:
-        digest, left = hashlib.sha256(), file.stat().st_size if size is None else size
-        begun = left
+        digest, size = hashlib.sha256(), file.stat().st_size if size is None else size
+        left = size
         with open(file, "rb") as content:  # in pieces, for it may have gigabytes
             while piece := content.read(min(left, PIECE)):
                 digest.update(piece)
                 left -= len(piece)
-        return [begun - left, digest.hexdigest()]
+        return [size - left, digest.hexdigest()]
     if file.name == PAGE:
         content = OTHERS.sub("", file.read_text("utf-8")).encode()
         return [len(content), hashlib.sha256(content).hexdigest()]
@@ -230,7 +232,7 @@ def _stamp(file: Path, size: int | None = None) -> list:
 def _is_there(folder: Path, record: dict) -> bool:
     """Return whether the files of a recorded run are in its folder as a run left them.
 
-    A later request of the same trace may have written it again, with its tokens.
+    A later request may have written the same trace again, with its tokens.
     """
     trace = record.get("trace") or {"request": None, "names": []}
     pages = [_read(page.parent) for page in _earlier(folder)]
@@ -246,7 +248,7 @@ def _is_there(folder: Path, record: dict) -> bool:
 
 
 def _stamps(*places: Path) -> dict[str, list[int]]:
-    """Return size and modification time of files, and of those in folders but for hidden and compiled ones."""
+    """Return size and modification time of files, and of the files in folders that are neither hidden nor compiled."""
     files = [place for place in places if place.is_file()]
     for folder in filter(Path.is_dir, places):
         inside = (path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)

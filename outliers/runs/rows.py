@@ -145,28 +145,28 @@ def read_rows(folder: Path) -> list[Row]:
 
 
 def index(folder: Path) -> Callable[[dict], list[Row]]:
-    """Return a function that returns the rows of a request, as `read` has them, of which it reads no others.
+    """Return a function that reads the rows of one request, as `read_rows` has them.
 
-    So a report of a few of a million rows takes little memory. Raises as `read`.
+    A report of a few of a million rows takes little memory that way. Raises as `read_rows`.
     """
     places: dict[bytes, list[int]] = defaultdict(list)
     for key, place in _last(folder, lambda _row, place: place).items():
         places[key[:DIGEST]].append(place)
 
     def find(request: dict) -> list[Row]:
-        found = places.get(_digest(part_key(request)), [])
-        with open(folder / FILE, "rb") if found else contextlib.nullcontext() as file:
-            found_rows = []
-            for place in found:
-                file.seek(place)
-                found_rows.append(Row.read(file.readline().removeprefix(codecs.BOM_UTF8)))
-            return found_rows
+        offsets = places.get(_digest(part_key(request)), [])
+        with open(folder / FILE, "rb") if offsets else contextlib.nullcontext() as file:
+            rows = []
+            for offset in offsets:
+                file.seek(offset)
+                rows.append(Row.read(file.readline().removeprefix(codecs.BOM_UTF8)))
+            return rows
 
     return find
 
 
 def _last(folder: Path, kept: Callable[[Row, int], Kept]) -> dict[bytes, Kept]:
-    """Return what a function keeps of each row that counts and its place in the file, by request and provenance."""
+    """Return the result of a function for each row that counts and its place in the file, by request and provenance."""
     last: dict[bytes, Kept] = {}
     failed: dict[bytes, dict] = defaultdict(dict)  # provenance of failed rows among them, by request
     for place, _, row in _read(folder / FILE):
@@ -179,7 +179,7 @@ def _last(folder: Path, kept: Callable[[Row, int], Kept]) -> dict[bytes, Kept]:
         if not row.values:
             failed[request][key] = row.provenance
         elif request in failed:
-            known = [other for other, one in failed[request].items() if one.items() <= row.provenance.items()]
+            known = [other for other, part in failed[request].items() if part.items() <= row.provenance.items()]
             for other in known:
                 del failed[request][other]
                 if other != key:
@@ -210,15 +210,15 @@ def _read(path: Path) -> Iterator[tuple[int, bytes, Row | None]]:
         del damaged[-1]
         yield place, line, None
     if damaged:
-        which, these = f"line {damaged[0]} of '{path}' is damaged ({mistake})", "this line"
+        problem, lines = f"line {damaged[0]} of '{path}' is damaged ({mistake})", "this line"
         if len(damaged) > 1:
-            which = f"lines {first_of(damaged, MOST_NAMED)} of '{path}' are damaged (the first: {mistake})"
-            these = "these lines"
-        raise UserError(f"{which}; delete {these}, or choose another folder with --out")
+            problem = f"lines {first_of(damaged, MOST_NAMED)} of '{path}' are damaged (the first: {mistake})"
+            lines = "these lines"
+        raise UserError(f"{problem}; delete {lines}, or choose another folder with --out")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """Yield number, place in bytes, and content of each line of a file that is not blank."""
+    """Yield number, place in bytes, and content of each line that is not blank."""
     try:
         check_file(path, MOST_BYTES)
         with open(path, "rb") as file:

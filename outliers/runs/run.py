@@ -58,7 +58,7 @@ def run(
         >>> rows = outliers.run(outliers.Cells(models=["pocket/gpt2-0.1m"], metrics=["top1"], block=64, blocks=2))
     """
     check_room_for_imports()
-    from outliers.runs.engine import Here  # late, for they import torch, which redrawing does not need
+    from outliers.runs.engine import Here  # late: these import torch, which redrawing does not need
     from outliers.runs.planner import Planner
     from outliers.subjects.model_cache import ModelCache
     from outliers.terminal.progress import Progress
@@ -89,7 +89,7 @@ def show(experiment: Experiment, folder: str | Path, rows: list[dict]) -> "Secti
         rows: as `run` returns them.
 
     Raises:
-        UserError: what an experiment of this kind shows depends on its field `shows`.
+        UserError: the experiment has no view, because its field `shows` names what it shows.
     """
     from outliers.show.section import Context, section_of  # which imports pandas
 
@@ -118,7 +118,7 @@ def stored_rows(experiment: Experiment, folder: Path) -> list[dict]:
 def prepared_plans(experiment: Experiment) -> list[CellPlan]:
     """Return the plans of an experiment whose packages are installed, with prepared subjects.
 
-    Mistakes in them show here, before a folder is made.
+    Mistakes in the plans show here, before a folder is made.
     """
     plans = []
     for plan in experiment.plans():
@@ -225,7 +225,7 @@ def rows_of(experiment: Experiment, find: Callable[[dict], list[Row]]) -> list[R
             rows_of_plan = [*rows_of_plan, *filter(None, stage_rows)] if any(stage_rows) else []
             try:
                 cells = following(plan.stages, stage_rows) if all(stage_rows) else []
-            except UserError:  # no later stage follows from what was measured
+            except UserError:  # no later stage follows from these rows
                 rows_of_plan, cells = [], []
         rows_in_order += rows_of_plan
     return rows_in_order

@@ -1,4 +1,4 @@
-"""Traces that are stored beside the rows: a run resumes from one that was saved, and moves those of others aside."""
+"""Traces that are stored beside the rows: a run resumes from a saved one, and moves traces of other requests aside."""
 
 import logging
 from collections.abc import Iterator
@@ -30,9 +30,9 @@ def file_of_stack(file: str, stack: str) -> str:
 
 
 class TraceStore:
-    """The trace of each view of a cell's model, in files of a folder; their `labels` identifies the weights.
+    """The trace of each view of a cell's model, in files of a folder.
 
-    traces: those of the first blocks of the text, as far as they are known.
+    labels: what identifies the traces. traces: of the first blocks of the text; empty if nothing is traced yet.
     """
 
     def __init__(self, folder: Path, cell: Cell, provenance: dict):
@@ -40,7 +40,7 @@ class TraceStore:
         self.stacks = stack_view_names(cell.subject.config)
         self.labels = cell.subject.request | provenance | {"roles": cell.metric.roles}
         self.traces: list[Trace] = []
-        self._arrived: dict[int, list[Trace]] = {}  # parts of the text by their first block, until those before come
+        self._arrived: dict[int, list[Trace]] = {}  # parts by their first block, until all earlier ones are added
 
     @property
     def done(self) -> int:
@@ -49,11 +49,10 @@ class TraceStore:
 
     @contextmanager
     def turned(self, force: bool) -> Iterator[None]:
-        """Move the traces of another request out of the folder, with the files derived from them, and those of this one
-        back.
+        """Move the traces of another request out of the folder, with all derived files, and those of this request back.
 
-        If this one ends before anything of it is saved, the others return. Raises UserError if they are of another
-        model, unless forced.
+        If the context ends before a trace of this request is saved, the other traces return. Raises UserError if they
+        are of another model, unless forced.
         """
         files = [f"{STEM}.safetensors", EXCERPT, IMATRIX]
         names = [file_of_stack(file, stack) for stack in self.stacks for file in files] + [MASKS, MASKS_LISTED]
@@ -61,7 +60,9 @@ class TraceStore:
         check_replaceable(shown)
         before = labels_of(shown) or self.labels
         if not force:
-            subjects = [(one.get("model", ""), one.get("checkpoint")) for one in (self.labels | before, self.labels)]
+            subjects = [
+                (labels.get("model", ""), labels.get("checkpoint")) for labels in (self.labels | before, self.labels)
+            ]
             check_alone(self.folder, *subjects)
         exchange_traces(self.folder, request_of(self.labels), names)
         try:
@@ -85,12 +86,12 @@ class TraceStore:
         return replace(self.cell, metric=self.cell.metric.model_copy(update={"tokens": True}))
 
     def check(self, weights: dict) -> None:
-        """Forget the traces if they are of other weights."""
+        """Drop the traces if they are of other weights."""
         self.labels |= weights
         self.traces = self.traces if all(trace.labels == self.labels for trace in self.traces) else []
 
     def add(self, first: int, part: list[Trace], weights: dict) -> None:
-        """Add the traces of a part of the text, from a block on; those before may come later."""
+        """Add the traces of a part of the text, which starts at block `first`; earlier parts may arrive later."""
         check_same_weights(self.cell.subject.name, [self.labels | weights, weights | self.labels])
         self.labels |= weights
         self._arrived[first] = part
@@ -105,14 +106,16 @@ class TraceStore:
             trace.save(stem)
 
     def derived(self) -> Iterator[tuple[Task, Path]]:
-        """Save the requested importance matrices, and yield the tasks of other files that are missing, each with its
-        path: masks, and an excerpt of the text for each trace."""
+        """Save the requested importance matrices, and yield tasks for other missing files, each with the file's path.
+
+        These files are the masks, and an excerpt of the text for each trace.
+        """
         subject, metric = self.cell.subject, self.cell.metric
         for trace in self.traces if metric.imatrix else ():
             trace.save_imatrix(self.folder / file_of_stack(IMATRIX, trace.stack))
         if metric.masks and not _is_newer(self.folder / MASKS, self.folder / f"{STEM}.safetensors"):
             yield Task("masks", _masks, subject, (self.provenance, self.traces[0])), self.folder / Path(MASKS).stem
-        for trace in () if subject.experiment.stream else self.traces:  # which would read all layers once more
+        for trace in () if subject.experiment.stream else self.traces:  # an excerpt would read all layers again
             path = self.folder / file_of_stack(EXCERPT, trace.stack)
             if saved_excerpt(path, trace) is None:
                 arguments = self.provenance, features_to_show(trace), trace.stack or None, trace.labels
@@ -164,7 +167,7 @@ def _masks(model_cache: ModelCache, subject: Subject, provenance: dict, of: Trac
 
 
 def saved_excerpt(path: Path, trace: Trace) -> Excerpt | None:
-    """Return the excerpt of a trace; None if it is missing, damaged, or another's."""
+    """Return the excerpt of a trace; None if it is missing, damaged, or of another trace."""
     try:
         excerpt = Excerpt.load(path)
     except UserError:

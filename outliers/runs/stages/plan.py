@@ -24,7 +24,7 @@ from outliers.variants.written import variant
 if TYPE_CHECKING:
     from outliers.show.value import Value
 
-CANDIDATES = 60  # projections with the largest errors over all tokens, and as many with those of the mean token
+CANDIDATES = 60  # projections with the largest errors over all tokens, and as many by the error of the mean token
 LEFT = 0.1  # largest share of a projection's divergence that a sufficient better scheme leaves
 EXCHANGED = 3  # members of least gain that are left out, or exchanged for as many others, as a trial
 SEARCH, CONFIRM, SINGLE = "search", "confirm", "single"  # stages of the perplexities of sets
@@ -168,8 +168,8 @@ def plan_stages(search: Search) -> Stages:
     """
     choices = yield from _choices(search)
     chosen = yield from _searched(search, choices)
-    found = yield from _confirmed(search, chosen, [choice for choice in choices if choice not in chosen])
-    yield from _left_out(search, *found)
+    confirmed = yield from _confirmed(search, chosen, [choice for choice in choices if choice not in chosen])
+    yield from _left_out(search, *confirmed)
 
 
 def passes_of(search: Search) -> int:
@@ -180,7 +180,7 @@ def passes_of(search: Search) -> int:
 
 
 def _choices(search: Search) -> Stages:
-    """Yield cells, and return the projections that may get better, those first that save most loss for their price."""
+    """Yield cells, and return the projections to improve, those first that save most loss for their price."""
     subject, under = search.searched, search.under
     exact, errors = yield [Cell(subject, EXACT, Perplexity()), Cell(subject, under, Errors())]
     paths = _candidates(errors.values)
@@ -332,8 +332,8 @@ def plan_of(records: Iterable[Mapping], model: str, cost: float, draws: int) -> 
     paths = list(dict.fromkeys(row["projection"] for row in records if row["metric"] == "damage.error"))
     is_quantized = chosen is not AS_IT_IS  # False if every projection is exact
     singles = perplexities_without_each(records, last["chosen"]).values()
-    drawn = [one for one in singles if one.deviation is not None]
-    single = min(drawn or singles, key=lambda one: one.mean, default=None)
+    drawn = [perplexity for perplexity in singles if perplexity.deviation is not None]
+    single = min(drawn or singles, key=lambda perplexity: perplexity.mean, default=None)
     text = {name: last[name] for name in ("text", "block", "blocks", "first_block") if name in last}
     return Plan(
         model=model,

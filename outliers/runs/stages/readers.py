@@ -31,7 +31,7 @@ VALUES = {  # columns of the values of each metric, by field
 
 
 def readers_stages(subject: Causal, features: Sequence[int], outliers: Sequence[int]) -> Stages:
-    """Yield the cells of the unchanged model, and without each feature and each control at each place that reads it."""
+    """Yield the cells of the unchanged model, and of the model without each feature and control at each place."""
     from outliers.models.skeleton import skeleton
 
     experiment = subject.experiment
@@ -57,7 +57,7 @@ def _places(model: "PreTrainedModel", chosen: Sequence[str] | None) -> list[str]
     """Return the chosen places; by default all that read the residual stream in every layer, one by one and together.
 
     Raises:
-        UserError: the model has not one of the places.
+        UserError: the model lacks one of the places.
     """
     from outliers.models.anatomy import check_one_stack, decoder_layers
     from outliers.models.anatomy.parts import parts
@@ -71,8 +71,8 @@ def _places(model: "PreTrainedModel", chosen: Sequence[str] | None) -> list[str]
     everywhere, somewhere = set.intersection(*layers), set().union(*layers)
     places = []
     for role, names in ROLES.items():
-        there = [name for name in names if name in everywhere]
-        places += [*there, role] if len(there) > 1 else [role] if somewhere & {*names} else []
+        present = [name for name in names if name in everywhere]
+        places += [*present, role] if len(present) > 1 else [role] if somewhere & {*names} else []
     return places
 
 
@@ -80,13 +80,13 @@ def _cells(subject: Subject, features: Sequence[int], places: Sequence[str], con
     """Return the cells for perplexity, then those for attention, if only queries, keys and values read the change."""
     from outliers.models.anatomy import has_attention
 
-    taken_out = [(feature, {"subject": "feature"}) for feature in features]
-    taken_out += [(feature, {"subject": "control", "draw": draw}) for draw, feature in enumerate(controls)]
+    removed = [(feature, {"subject": "feature"}) for feature in features]
+    removed += [(feature, {"subject": "control", "draw": draw}) for draw, feature in enumerate(controls)]
     ablations = [
-        (Ablated(Intervention((feature,)), (place,)), labels) for place in places for feature, labels in taken_out
+        (Ablated(Intervention((feature,)), (place,)), labels) for place in places for feature, labels in removed
     ]
-    seen = has_attention(subject.config)
-    in_attention = [(ablated, labels) for ablated, labels in ablations if seen and ablated.in_attention]
+    attends = has_attention(subject.config)
+    in_attention = [(ablated, labels) for ablated, labels in ablations if attends and ablated.in_attention]
     measurements = [((EXACT, {}), Perplexity()), *((pair, Perplexity()) for pair in ablations)]
     if in_attention:
         measurements += [(pair, metric) for metric in (Top1(), Sinks()) for pair in ((EXACT, {}), *in_attention)]
@@ -156,8 +156,10 @@ def readers(
 
 
 def readings(records: Iterable[dict]) -> "pd.DataFrame":
-    """Return the table of `readers` from flat rows, of which those of other cells are ignored, with the costs as values
-    with their scatter over the text in the column `increase`."""
+    """Return the table of `readers` from flat rows; rows of other cells are ignored.
+
+    The column `increase` holds the costs as values with their scatter over the text.
+    """
     import numpy as np
     import pandas as pd
 
@@ -180,8 +182,8 @@ def readings(records: Iterable[dict]) -> "pd.DataFrame":
     for row in rows_by_place.values():
         heads = row.pop("heads", {})
         by_head = np.full((*(1 + np.array([*heads]).max(0)), 2), np.nan) if heads else None  # layers may lack some
-        for place, seen in heads.items():
-            by_head[place] = seen
+        for place, values in heads.items():
+            by_head[place] = values
         rows.append(row | ({} if by_head is None else {"shares": by_head[..., 0], "margins": by_head[..., 1]}))
     table = pd.DataFrame(rows).astype({"feature": "Int64", "draw": "Int64"})
     for column in {"perplexity", "top1_softmax", "share", "margin", "sinks", "shares", "margins"} - {*table}:

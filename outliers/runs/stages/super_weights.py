@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from outliers.models.variant import Variant
 
 CONTROLLED = 4  # candidates that change most and get controls; the first one is multiplied, too
-DRAWS = 3  # of each of those and of the control that costs most, for their scatter by rounding
-BESIDE = ("nearest", "largest", "random")  # treatments of other single weights; "random" in earlier results alone
+DRAWS = 3  # draws of each of them and of its most costly control, for the scatter by rounding
+BESIDE = ("nearest", "largest", "random")  # treatments of other single weights; only earlier results have "random"
 FACTORS = (0.5, 1.5, 2)  # factors of the first candidate, beside 0 (Yu et al., 2024, section 3.3)
 FOUND = "candidates.weight"  # metric of candidates
 ABOUT = ("layer", "output", "input", "found_by", "value")  # columns that describe a candidate
@@ -76,15 +76,15 @@ def _search(subject: Subject, **controls: int) -> Cell:
 
 
 def _deciding(cells: Sequence[Cell], rows: Iterable[Row]) -> Iterator["Variant"]:
-    """Yield the variants without each candidate that has controls, and without the control of each that costs most."""
+    """Yield the variants without each candidate that has controls, and without its most costly control."""
     variants = {cell.variant.name: cell.variant for cell in cells}
     pairs = zip(cells, rows, strict=True)
-    found = compared(value | {"variant": cell.variant.name} for cell, row in pairs for value in row.values)
+    table = compared(value | {"variant": cell.variant.name} for cell, row in pairs for value in row.values)
     names = set()
-    for _, costs in found.groupby("candidate"):
-        beside = costs[costs["treatment"].isin(BESIDE)]
-        if len(beside):
-            names |= {costs["variant"].iloc[0], beside.loc[beside["cost"].idxmax(), "variant"]}
+    for _, costs in table.groupby("candidate"):
+        controls = costs[costs["treatment"].isin(BESIDE)]
+        if len(controls):
+            names |= {costs["variant"].iloc[0], controls.loc[controls["cost"].idxmax(), "variant"]}
     yield from (variants[name] for name in sorted(names))
 
 
@@ -103,7 +103,7 @@ def treatments(candidate: Mapping) -> Iterator[tuple[str, "Variant"]]:
     path, output, input = candidate["path"], candidate["output"], candidate["input"]
     yield "weight", Scaled(Weight(path, output, input))
     others = {"nearest": candidate.get("nearest", []), "random": [f"{path}[{at}]" for at in candidate.get("equal", [])]}
-    yield from ((kind, Scaled.read(Term.read(f"zero({one})"))) for kind, ones in others.items() for one in ones)
+    yield from ((kind, Scaled.read(Term.read(f"zero({name})"))) for kind, names in others.items() for name in names)
     if candidate["largest"] != [output, input]:
         yield "largest", Scaled(Weight(path, *candidate["largest"]))
     yield "neuron", Scaled(Weight(path, None, input))
@@ -191,8 +191,10 @@ def super_weights(
 
 
 def compared(records: Iterable[Mapping]) -> "pd.DataFrame":
-    """Return the table of `super_weights` from flat records of one model, with the increase of log-perplexity as a
-    value with its scatter in the column `increase`; records of other cells are ignored."""
+    """Return the table of `super_weights` from flat records of one model; records of other cells are ignored.
+
+    The column `increase` holds the increase of log-perplexity as a value with its scatter.
+    """
     import pandas as pd
 
     from outliers.show.value import Value, value_of  # late, for it imports pandas

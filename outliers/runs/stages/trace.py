@@ -29,7 +29,7 @@ def traced_attention(traced: Row) -> bool:
 
 
 def counted(traced: Row) -> list[dict]:
-    """Return those values of a trace's row that count outlier features, one for each view of the model.
+    """Return the values of a trace's row that count outlier features, one for each view of the model.
 
     Each has `features` in ascending order, and `hidden_size`; with several views also `stack` and its `layers`, the
     first and the one after the last.
