@@ -163,8 +163,8 @@ class Pretrained(Subject):
 class Causal(Pretrained):
     """A language model with its text.
 
-    experiment: text, block, blocks, bos, documents, too, and how schemes are calibrated. with_classes: whether pictures
-    need classes if perplexity is measured.
+    experiment: as for `Pretrained`, with text, block, blocks, bos and documents, and how schemes are calibrated.
+    with_classes: whether pictures need classes if perplexity is measured.
     """
 
     families = ()

@@ -69,7 +69,7 @@ def each_masked(text: Text, tokenizer: PreTrainedTokenizerBase, block: int, bloc
         text, tokenizer, block, blocks: as `masked_text`.
 
     Returns:
-        block − 2 examples of each block, which has one token masked in each.
+        block − 2 examples of each block, each with one token masked.
 
     Raises:
         UserError: as `masked_text`.

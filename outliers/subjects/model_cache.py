@@ -80,8 +80,8 @@ class ModelCache:
         self._needing: set[str] = set()  # statistics that the calibrations need
         self._load_reader = lru_cache(maxsize=1)(load_reader)
         self._form: PreTrainedModel | None = None  # the model under the last scheme, to share codes with
-        # Of the last model by draw and part of a text: last hidden states, by variant too; logits and the inputs of
-        # layers of the unchanged model.
+        # Of the last model, by draw and part of a text: its last hidden states, also by variant; the logits and the
+        # inputs of layers of the unchanged model.
         self.states: dict[tuple, list[torch.Tensor]] = {}
         self.logits: dict[tuple, list[dict[int, torch.Tensor]]] = {}
         self.inputs: dict[tuple, list[dict[int, torch.Tensor]]] = {}
@@ -158,7 +158,7 @@ class ModelCache:
             yield model
 
     def counted(self, blocks: torch.Tensor, steps: int = 1) -> "Counted":
-        """Return blocks (blocks, T) that move the bar, by some steps each time that one passes the last model."""
+        """Return blocks (blocks, T) that move the bar by some steps whenever a block passes the last model."""
         return Counted(blocks, self.bar, steps, is_streamed(self._loaded[0]))
 
     def knowing(self, variants: Iterable[Variant], subject: ModelSubject) -> list[Variant]:
@@ -182,7 +182,7 @@ class ModelCache:
         return variants
 
     def _calibrated(self, variant: Variant, subject: ModelSubject) -> Variant:
-        """Return a variant with a calibration of its parts; if it has a prefix, the text is read behind that."""
+        """Return a variant with a calibration of its parts; if it has a prefix, the text is read behind the prefix."""
         from outliers.variants.together import Together  # late, for few variants have a prefix
 
         first, *others = variant.parts
@@ -231,7 +231,7 @@ class ModelCache:
     def check_weights(self) -> None:
         """Raise UserError if the last model's weights are not the expected ones.
 
-        Those of a streamed model are known once its layers were read.
+        The weights of a streamed model are known once its layers were read.
         """
         if self._like and "weights_hash" in self._like:
             check_same_weights(self._key[0], [self._like, self.weights()])
@@ -308,7 +308,7 @@ def check_scheme(
 
 @dataclass
 class Counted:
-    """Blocks that move a bar by some steps each time that one passes a model.
+    """Blocks that move a bar by some steps whenever a block passes a model.
 
     streamed: whether the model reads all blocks before its layers compute; the layers then move the bar.
     """

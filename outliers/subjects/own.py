@@ -13,7 +13,7 @@ from outliers.errors import UserError, reason_of
 from outliers.models.anatomy import know_class
 from outliers.models.stream import exchanged
 
-PROBE, CLOSE = 8, 1e-5  # tokens, and by how much logits may differ, of the largest one
+PROBE, CLOSE = 8, 1e-5  # tokens; difference of logits that is allowed, as a share of the largest one
 
 
 class _Stack(nn.Module):
@@ -45,7 +45,7 @@ class Own(PreTrainedModel):
         return self.head
 
     def get_input_embeddings(self) -> nn.Embedding:
-        return next(one for one in self.stack.modules() if _embeds(one, self.head))
+        return next(module for module in self.stack.modules() if _embeds(module, self.head))
 
     def forward(self, input_ids: torch.Tensor, **_others: object) -> CausalLMOutput:
         return CausalLMOutput(logits=self.head(self.stack(input_ids).last_hidden_state))
@@ -74,8 +74,8 @@ def adopt(module: nn.Module) -> PreTrainedModel:
         fields = fields.to_dict() if isinstance(fields, PretrainedConfig) else vars(fields)
     if not isinstance(fields, Mapping):
         raise UserError(f"'{kind}' has no 'config' with fields; expected one, such as a dataclass")
-    linear = {path: one for path, one in module.named_modules() if isinstance(one, nn.Linear)}
-    heads = [path for path, one in linear.items() if any(_embeds(other, one) for other in module.modules())]
+    linear = {path: part for path, part in module.named_modules() if isinstance(part, nn.Linear)}
+    heads = [path for path, head in linear.items() if any(_embeds(part, head) for part in module.modules())]
     if not heads:
         raise UserError(f"'{kind}' has no Linear with an output for each token of an Embedding; expected a head")
     configs = type(f"{kind}Config", (PretrainedConfig,), {"model_type": kind})
@@ -83,7 +83,9 @@ def adopt(module: nn.Module) -> PreTrainedModel:
     config.vocab_size = linear[heads[-1]].out_features
     parts = _Stack(module, heads[-1]), linear[heads[-1]]
     empty = {id(buffer): buffer.detach().to("meta") for buffer in module.buffers()}
-    empty |= {id(one): nn.Parameter(one.detach().to("meta"), one.requires_grad) for one in module.parameters()}
+    empty |= {
+        id(weight): nn.Parameter(weight.detach().to("meta"), weight.requires_grad) for weight in module.parameters()
+    }
     own = type(kind, (Own,), {"config_class": configs, "without_values": copy.deepcopy(parts, empty)})
     model = own(config, *parts).train(module.training)
     ids = torch.arange(PROBE, device=linear[heads[-1]].weight.device)[None] % config.vocab_size

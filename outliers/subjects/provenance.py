@@ -219,7 +219,6 @@ def _commit() -> str | None:
 
 
 def _gpus(device: str | torch.device) -> list[str]:
-    """Return the GPUs that a device option stands for."""
     if str(device) == "auto":
         return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     return [str(device)] if str(device).startswith("cuda") else []

@@ -12,10 +12,15 @@ from outliers.errors import UserError, shown
 
 CANNOT_KEEP = "a row cannot be kept: "
 ROW_PARTS = ("request", "provenance", "values", "run")
-EARLIER = {"asked": "request", "facts": "provenance", "values": "values", "made": "run"}  # of rows of version 0.2.0
+EARLIER = {
+    "asked": "request",
+    "facts": "provenance",
+    "values": "values",
+    "made": "run",
+}  # names of these parts in version 0.2.0
 LISTS = (list, tuple)
 MACHINE = ("device_name", "threads", "python", "torch", "triton", "bitsandbytes")  # where a row was measured
-LARGEST_INTEGER = 2**63  # whole numbers below, as in Parquet
+LARGEST_INTEGER = 2**63  # whole numbers are smaller, as in Parquet
 POSITIVE = ("perplexity", "damage.perplexity")  # metrics whose values are drawn on logarithmic axes, or divided by
 
 
@@ -35,7 +40,7 @@ def _is_number(value: object) -> bool:
 
 def _is_flat(value: object) -> bool:
     values = value if isinstance(value, LISTS) else (value,)
-    return all(one is None or isinstance(one, str | bool) or _is_number(one) for one in values)
+    return all(entry is None or isinstance(entry, str | bool) or _is_number(entry) for entry in values)
 
 
 def _is_whole(value: object) -> bool:
@@ -46,7 +51,7 @@ TEXT = FieldType("text", lambda value: type(value) is str)
 NUMBER = FieldType("a finite number", _is_number)
 WHOLE = FieldType("a whole number from 0 on", _is_whole)
 COUNT = FieldType("a whole number from 1 on", lambda value: _is_whole(value) and value > 0)
-# Of all other fields, which also become columns of tables.
+# The type of all other fields, which also become columns of tables.
 FLAT = FieldType("text, a finite number, true, false, null, or a list of such", _is_flat)
 
 UNITS = "unit_sums unit_counts unit_bytes"  # the units of a mean over a text: blocks, documents or questions
@@ -63,10 +68,13 @@ COLUMNS = (
     (COUNT, "bits examples parameters context_used"),
     (TEXT, "role projection way checkpoint architecture"),
     (
-        FieldType("a list of whole numbers", lambda them: isinstance(them, LISTS) and all(map(_is_whole, them))),
+        FieldType("a list of whole numbers", lambda value: isinstance(value, LISTS) and all(map(_is_whole, value))),
         "features",
     ),
-    (FieldType("a list of finite numbers", lambda them: isinstance(them, LISTS) and all(map(_is_number, them))), UNITS),
+    (
+        FieldType("a list of finite numbers", lambda value: isinstance(value, LISTS) and all(map(_is_number, value))),
+        UNITS,
+    ),
     (TEXT, "experiment device_name failed"),
     (NUMBER, "wall_seconds headroom"),
     (WHOLE, "peak_memory_bytes"),
@@ -81,7 +89,7 @@ COLUMNS = (
 FIELD_TYPES = {name: kind for kind, names in COLUMNS for name in names.split()}
 NO_TEXT = {name for name, kind in FIELD_TYPES.items() if kind is not TEXT}
 COLUMN_ORDER = {name: place for place, name in enumerate(FIELD_TYPES)}
-FIELD_TYPES |= dict.fromkeys(("name", "variant"), TEXT)  # of a metric, and beside it
+FIELD_TYPES |= dict.fromkeys(("name", "variant"), TEXT)  # of a metric and of a request
 
 
 def _check(request: object, provenance: object, values: object, run: object) -> None:
@@ -112,7 +120,9 @@ def _check_fields(place: str, part: object, needed: tuple[str, ...] = ()) -> Non
     """Raise ValueError unless a part is an object that has the needed fields, with all values of their kinds."""
     _check_object(place, part, needed)
     for name, value in part.items():
-        if type(value) is str and name not in NO_TEXT:  # first, as most are: a million rows have thirty million
+        if (
+            type(value) is str and name not in NO_TEXT
+        ):  # checked first, as most are text: a million rows have thirty million
             continue
         kind = FIELD_TYPES.get(name, FLAT)
         if not kind.fits(value):
@@ -135,9 +145,10 @@ class Row:
     """The values of one metric of one subject under one variant.
 
     request: what identifies the row: subject, variant and metric, each with its parameters if they are not the default.
-    provenance: what follows from that, and from the weights, tokens and code of the run. values: the numbers; further
-    fields say what each is of: layer, role, feature, position, token, projection, … run: machine, versions, time and
-    memory of the measurement. A row of a failed measurement has no values, and the reason as `failed` in `run`.
+    provenance: what follows from the request and from the weights, tokens and code of the run. values: the numbers;
+    further fields say what each is of: layer, role, feature, position, token, projection, … run: machine, versions,
+    time and memory of the measurement. A row of a failed measurement has no values, and the reason as `failed` in
+    `run`.
 
     Raises:
         UserError: a part holds what no row may, such as an infinite value.

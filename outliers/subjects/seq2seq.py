@@ -25,7 +25,7 @@ SHORTEST = Spans.of(2).read  # tokens of a block: one, a sentinel and the end of
 
 
 def read(subject: "Causal", text: str, blocks: int, seed: int) -> Examples:
-    """Return the first blocks of a text with what is to be predicted: spans chosen by a seed, or the second halves.
+    """Return the first blocks of a text with their targets: spans chosen by a seed, or the second halves.
 
     Raises:
         UserError: as `span_corrupted` and `prefixed`; or a seed is given although no spans depend on it.
@@ -85,7 +85,9 @@ def span_corrupted(
     generator = torch.Generator().manual_seed(seed)
     cut = cut_text(text, tokenizer, spans.tokens, blocks)
     sized = torch.stack([cut.ids, torch.zeros_like(cut.ids) if cut.sizes is None else cut.sizes], 2)
-    marks, last = (functional.pad(special[:, None], (0, 1)) for special in (sentinels, torch.tensor([end])))  # 0 bytes
+    marks, last = (
+        functional.pad(special[:, None], (0, 1)) for special in (sentinels, torch.tensor([end]))
+    )  # which have 0 bytes
     pairs = [corrupted(tokens, marks, last, generator) for tokens in sized]
     read, targets = map(torch.stack, zip(*pairs, strict=True))
     predicted = None if cut.sizes is None else targets[..., 1].sum(1)

@@ -24,7 +24,7 @@ class Served(Causal):
     of_one_variant = True
 
     def prepare(self) -> None:
-        """Read all but the text, for the length of prompts is not known yet."""
+        """Read all but the text, because the length of prompts is not known yet."""
         Pretrained.prepare(self)
 
     @property

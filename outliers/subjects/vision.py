@@ -58,8 +58,8 @@ class Picture(NamedTuple):
 
 def read(subject: "Causal", text: str, blocks: int, _seed: int) -> Examples:
     """Return the first of the pictures that `--text` names."""
-    of_others = len(subject.experiment.models) > 1 or subject.of_one_variant  # models, or prompts
-    if "block" in subject.experiment.model_fields_set and not of_others:
+    for_others = len(subject.experiment.models) > 1 or subject.of_one_variant  # to which the block applies
+    if "block" in subject.experiment.model_fields_set and not for_others:
         raise UserError(f"'{subject.model}' reads pictures of a size of its own; leave --block out")
     return pictures(text, subject.reader, subject.config, blocks)
 
@@ -108,9 +108,9 @@ def _listed(source: str, count: int | None) -> list[Picture]:
         held_out = digits(held_out=True)
         pairs = enumerate(zip(held_out.pictures, held_out.digits, strict=True))
         drawn = [Picture(f"digit {n}", partial(Image.fromarray, pixels), str(label)) for n, (pixels, label) in pairs]
-        return _in_any_order(drawn)[:count]
+        return _shuffled(drawn)[:count]
     if Path(source).is_dir():
-        return _in_any_order(_of_folder(Path(source)))[:count]
+        return _shuffled(_of_folder(Path(source)))[:count]
     if Path(source).exists() or source.count("/") != 1 or source.startswith(("/", ".")):
         raise UserError(
             f"'{source}' is not a folder; a vision model reads a folder of pictures, by class or not, or a data set of "
@@ -162,21 +162,21 @@ def _prepared(picture: Picture, processor: "BaseImageProcessor") -> torch.Tensor
         raise UserError(f"the model's image processor refuses '{picture.name}': {reason_of(error, 150)}") from None
 
 
-def _in_any_order(pictures: list[Picture]) -> list[Picture]:
+def _shuffled(pictures: list[Picture]) -> list[Picture]:
     order = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(SEED))
     return [pictures[number] for number in order.tolist()]
 
 
 def _number(name: str, config: "PretrainedConfig") -> int:
-    """Return the number of a class, given by that or by a name that the model has for it; `IGNORED` without classes."""
+    """Return the number of a class from this number or a name that the model has for it; `IGNORED` without classes."""
     if not config.num_labels:
         return IGNORED
-    wanted = _plain(name)
+    plain = _plain(name)
     for number, label in config.id2label.items():
-        if wanted in (_plain(label), *map(_plain, label.split(","))):
+        if plain in (_plain(label), *map(_plain, label.split(","))):
             return int(number)
-    if wanted.isdecimal() and int(wanted) < config.num_labels:
-        return int(wanted)
+    if plain.isdecimal() and int(plain) < config.num_labels:
+        return int(plain)
     raise UserError(
         f"class {shown(name)} is none of the {config.num_labels} that the model knows "
         f"({first_of([*config.id2label.values()])}); call its folder as the model does, or by its number"
@@ -212,8 +212,7 @@ def _of_hub(name: str) -> Iterator[Picture]:
 
 
 class Digits(NamedTuple):
-    """Pictures, uint8 (pictures, 8, 8, 3) with three equal channels, and the digits that they show, int64
-    (pictures,)."""
+    """Pictures, uint8 (pictures, 8, 8, 3), whose three channels are equal, and their digits, int64 (pictures,)."""
 
     pictures: np.ndarray
     digits: np.ndarray
