@@ -218,7 +218,7 @@ MUTATIONS = {
         ("and before.text[marks[1] : marks[2]].strip()", ""),
     ],
     "outliers/metrics/agreement.py": [("weighted * scale +", "weighted +")],
-    "outliers/metrics/errors.py": [("there = energies > 0", "there = energies >= 0")],
+    "outliers/metrics/errors.py": [("nonzero = energies > 0", "nonzero = energies >= 0")],
     "outliers/metrics/places.py": [("if len(places) > 1 and field not in ALONE:", "if field not in ALONE:")],
     "outliers/quantization/remedies/gptq.py": [
         ("left[:, end:] -= errors", "left[:, end:] += errors"),
@@ -252,7 +252,7 @@ MUTATIONS = {
         ('return not line.endswith(b"\\n")', "return True"),
     ],
     "outliers/subjects/row.py": [
-        ("abs(value) < LARGEST_INTEGER", "abs(value) <= MOST"),
+        ("abs(value) < LARGEST_INTEGER", "abs(value) <= LARGEST_INTEGER"),
         ('value["value"] <= 0', 'value["value"] < 0'),
         ("names == list(part)", "True"),
     ],
@@ -264,7 +264,7 @@ MUTATIONS = {
         ("min(abs(spikes", "max(abs(spikes"),
         ("distances[place] = torch.inf", "pass"),
         ("torch.minimum(magnitudes.mean(1", "torch.maximum(magnitudes.mean(1"),
-        ("sorted(self.found[number] + seen)", "sorted(seen)"),
+        ("sorted(self.found[number] + entries)", "sorted(entries)"),
     ],
     "outliers/metrics/origins.py": [("{model, self.model} if positions", "{model} if positions")],
     "outliers/metrics/keys.py": [

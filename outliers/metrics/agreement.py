@@ -14,8 +14,11 @@ from outliers.variants.draw import value_over_draws
 
 
 class Agreeing(NamedTuple):
-    """Of a block: the summed KL(p ‖ p_q) in nats, the number of positions with the same most probable token, and of
-    all."""
+    """The agreement on a block.
+
+    kl: the summed KL(p ‖ p_q), in nats. agreeing: number of positions with the same most probable token. tokens: number
+    of all positions.
+    """
 
     kl: float
     agreeing: int
@@ -23,8 +26,7 @@ class Agreeing(NamedTuple):
 
 
 class _LogitSums(NamedTuple):
-    """Running sums over the logits at each position: the largest one, its token, and the sum of exp(logit −
-    largest)."""
+    """Running sums over the logits at each position: the largest, its token, and the sum of exp(logit − largest)."""
 
     largest: torch.Tensor
     token: torch.Tensor

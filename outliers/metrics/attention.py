@@ -105,7 +105,6 @@ def attended(
 def _by_ablation(
     places: list[tuple[int, int]], measured: dict[AttentionComputation, list[torch.Tensor]]
 ) -> dict[AttentionComputation, Iterator]:
-    """Return the results of each metric, ablation by ablation."""
     layers, queries = torch.tensor(places).T
     return {
         computation: iter(
@@ -119,7 +118,10 @@ def _stacked(visits: list[torch.Tensor]) -> torch.Tensor:
     """Stack the tensors of visits, (ablations, heads, ...), with zeros for heads that a layer lacks."""
     if len({visit.shape for visit in visits}) > 1:
         most = max(visit.shape[1] for visit in visits)
-        visits = [torch.cat([one, one.new_zeros(len(one), most - one.shape[1], *one.shape[2:])], 1) for one in visits]
+        visits = [
+            torch.cat([visit, visit.new_zeros(len(visit), most - visit.shape[1], *visit.shape[2:])], 1)
+            for visit in visits
+        ]
     return torch.stack(visits)
 
 

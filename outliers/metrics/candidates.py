@@ -73,15 +73,13 @@ class Peaks(NamedTuple):
         return Peaks(self.total + other.total, least, self.sequences + other.sequences)
 
     def at(self, feature: int) -> dict:
-        """Return the mean entry of a feature and the smallest magnitude, in six digits, which the name of a variant
-        can hold."""
+        """Return the mean entry of a feature and the smallest magnitude, in six digits, as names of variants have."""
         both = {"state": self.total[feature] / self.sequences, "least": self.least[feature]}
         return {name: float(f"{value.item():.6g}") for name, value in both.items()}
 
 
 class _CandidateObserver:
-    """An observer of the spikes at each second feed-forward projection, which inspects its weight while it is in
-    memory.
+    """An observer of the spikes at each second feed-forward projection, and of its weight while it is in memory.
 
     inputs, outputs, layers_of: by path of the projection. peaks: by layer.
     """
@@ -125,8 +123,8 @@ class _CandidateObserver:
         """
         weight, layer, path = _plain_weight(projection), projection.layer, projection.path
         magnitudes = weight.abs()
-        usual = torch.minimum(magnitudes.mean(1, keepdim=True), magnitudes.mean(0, keepdim=True))
-        scores = magnitudes / usual.clamp(min=torch.finfo(torch.float32).tiny)
+        mean = torch.minimum(magnitudes.mean(1, keepdim=True), magnitudes.mean(0, keepdim=True))
+        scores = magnitudes / mean.clamp(min=torch.finfo(torch.float32).tiny)
         both = {"activations": (self.outputs[path].feature, self.inputs[path].feature)}
         both["weights"] = divmod(int(scores.argmax()), scores.shape[1])
         largest, peaks = divmod(int(magnitudes.argmax()), scores.shape[1]), self.peaks[layer]
@@ -212,11 +210,11 @@ class _Nearest:
             count = min(self.count, distances.numel() - len(taken))
             near = (distances <= distances.flatten().kthvalue(count).values).nonzero()
             near = near[distances[tuple(near.T)].argsort(stable=True)[:count]].tolist()  # the first ones among ties
-            seen = [
+            entries = [
                 (distances[place].item(), projection.layer, Weight(projection.path, *place), weight[place].item())
                 for place in map(tuple, near)
             ]
-            self.found[number] = sorted(self.found[number] + seen)[: self.count]
+            self.found[number] = sorted(self.found[number] + entries)[: self.count]
 
     def records(self) -> Iterator[dict]:
         for candidate, nearest in zip(self.chosen, self.found, strict=True):

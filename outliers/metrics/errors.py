@@ -94,7 +94,7 @@ class _ErrorObserver:
     def __init__(self, variants: Sequence[Quantized | Against]):
         self.variants = variants
         self.blocks: dict[int, BlockErrors] = {}
-        self.reading: dict[tuple[int, str], int] = {}  # by layer and role, the stack whose positions these are
+        self.reading: dict[tuple[int, str], int] = {}  # the stack whose positions a state has, by layer and role
 
     def begin(self, number: int, inputs: tuple[torch.Tensor, ...]) -> None:
         """Announce the next block to the hooks; inputs: what each stack reads of it."""
@@ -106,12 +106,12 @@ class _ErrorObserver:
             changed = [stack.enter_context(variant.on(model, layer)) for variant in self.variants]  # before the hooks
             under_schemes = zip(*map(projections, changed), strict=True) if changed else ()
             layers = {same[0].path: [part.module for part in same] for same in under_schemes}
-            seen = list(projections(model, layer))
-            self.reading |= {_state(part): part.inputs for part in seen}
-            whole = [one for one in state_readers(model, layer) if one.expert is None and one.place in self.reading]
+            observed = list(projections(model, layer))
+            self.reading |= {_state(part): part.inputs for part in observed}
+            whole = [part for part in state_readers(model, layer) if part.expert is None and part.place in self.reading]
             stack.enter_context(input_hooks(whole, self._see_input))
             stack.enter_context(expert_hooks(model, self._see_units, only=layer))
-            for projection in seen:
+            for projection in observed:
                 modules = enumerate(layers.get(projection.path, ()))
                 others = {number: module for number, module in modules if self._is_other(number, module)}
                 if others:  # else the projection is skipped
@@ -134,9 +134,9 @@ class _ErrorObserver:
         if positions is None:
             check_positions(layer, len(x), len(ids))
         place = x[token].abs().argmax().item(), position, ids[position].item()
-        found, known = Largest(magnitudes[token].item(), *place), self.block.largest.get((layer, role))
-        if positions is None or known is None or found.value > known.value:
-            self.block.largest[layer, role] = found
+        largest, known = Largest(magnitudes[token].item(), *place), self.block.largest.get((layer, role))
+        if positions is None or known is None or largest.value > known.value:
+            self.block.largest[layer, role] = largest
 
     def _see_output(
         self, path: str, layers: Mapping[int, nn.Module], _module, inputs: tuple, output: torch.Tensor
@@ -166,9 +166,9 @@ def _energies(x: torch.Tensor) -> torch.Tensor:
 
 
 def _error(squares: torch.Tensor, energies: torch.Tensor) -> Error:
-    there = energies > 0
-    ratios = (squares[there] / energies[there]).sum()
-    return Error(squares.sum().item(), energies.sum().item(), ratios.item(), int(there.sum()))
+    nonzero = energies > 0
+    ratios = (squares[nonzero] / energies[nonzero]).sum()
+    return Error(squares.sum().item(), energies.sum().item(), ratios.item(), int(nonzero.sum()))
 
 
 class ErrorsMeasurement(Measurement):
@@ -205,8 +205,7 @@ class ErrorsMeasurement(Measurement):
 
 
 def _parted(cell: Cell) -> tuple[Variant, list[Quantized | Against]]:
-    """Split a variant into the change under which blocks pass, and the scheme or model whose errors are measured, if
-    any.
+    """Split a variant into the change under which blocks pass and, for errors, the scheme or model that is measured.
 
     Raises:
         UserError: errors are measured of a variant that does not end in a scheme.
@@ -223,8 +222,7 @@ def _parted(cell: Cell) -> tuple[Variant, list[Quantized | Against]]:
 
 
 def _of_cell(blocks: list[BlockErrors], places: list[Projection], number: int | None) -> list[dict]:
-    """Return the errors of blocks under a scheme, or without its number the largest inputs, in the order of
-    projections."""
+    """Return the errors of blocks under the scheme with a number, or without one the largest inputs."""
     if number is None:
         states = dict.fromkeys(map(_state, places))
         return [{state: block.largest[state] for state in states if state in block.largest} for block in blocks]

@@ -1,5 +1,4 @@
-"""The magnitude and constancy of queries, keys and values by head and channel, and the share of biases
-(docs/caches.md)."""
+"""Magnitude and constancy of queries, keys and values by head and channel, and share of biases (docs/caches.md)."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -79,8 +78,7 @@ class ChannelSums(NamedTuple):
 
     @property
     def constant(self) -> torch.Tensor:
-        """mean² / mean of squares: 1 for a channel that is the same at all positions, including one that is always
-        0."""
+        """mean² / mean of squares: 1 for a channel that is the same at all positions, also if it is always 0."""
         return torch.where(self.squares > 0, self.means.square() / self.mean_squares, 1.0)
 
     def first(self, count: int) -> list[tuple[int, int]]:
@@ -153,11 +151,9 @@ class Channels:
         sums = self.sums[key]
         for head, magnitudes in enumerate(sums.magnitudes):
             place = {"head": head, "channel": int(magnitudes.argmax())}
-            all_of_them = (
-                {"magnitudes": [float_digits(size, SHORT) for size in magnitudes]} if key[1] != "queries" else {}
-            )
+            listed = {"magnitudes": [float_digits(size, SHORT) for size in magnitudes]} if key[1] != "queries" else {}
             value = float_digits(magnitudes.max())
-            yield {"metric": "keys.head", "value": value, **_median(sums, head), **place, **all_of_them}
+            yield {"metric": "keys.head", "value": value, **_median(sums, head), **place, **listed}
 
     def _channels(self, key: StateKey, count: int) -> Iterator[dict]:
         sums, bias = self.sums[key], self._bias(key)
@@ -186,8 +182,7 @@ class Channels:
         return self.biases.get(key[:2]) if self._is_projected(key) else None
 
     def _features(self, channel: Channel, positions: int) -> dict:
-        """Return the input features that contribute most to a channel's mean over so many positions, with their terms
-        weight · mean."""
+        """Return the input features with the largest terms weight · mean of a channel over so many positions."""
         if channel not in self.weights:
             return {}
         terms = self.weights[channel] * self.inputs[channel[0]] / positions
@@ -202,8 +197,7 @@ def _median(sums: ChannelSums, heads: int | slice) -> dict:
 
 
 def _of_bias(bias: torch.Tensor, mean_square: torch.Tensor) -> dict:
-    """Return a bias, or the norm of a layer's bias, and its share of the mean square: above 1 if the rest opposes
-    it."""
+    """Return a bias, or a norm of biases, and its share of the mean square: above 1 if the rest opposes it."""
     share = bias**2 / mean_square if mean_square > 0 else 0.0
     return {"bias": float_digits(bias), "bias_share": float_digits(share)}
 
@@ -234,8 +228,7 @@ def observed_channels(
 
 
 def check_shows(model: PreTrainedModel) -> None:
-    """Raise UserError unless hooks can observe what the attention of a model, which may be on the meta device,
-    multiplies."""
+    """Raise UserError unless hooks can observe what a model's attention multiplies; it may be on the meta device."""
     if not is_replaceable(model):
         raise UserError(
             f"queries, keys and values of '{model.config.model_type}', whose attention cannot be replaced in "
@@ -253,7 +246,7 @@ def check_shows(model: PreTrainedModel) -> None:
 def _hooks(channels: Channels, count: int, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
     """Observe all layers of a model, or one, within this context; read the weights at its end."""
     numbers = [attention.layer for attention in attentions(model) if layer in (None, attention.layer)]
-    observers = {number: _OfLayer(channels, model, number) for number in numbers}
+    observers = {number: _LayerObserver(channels, model, number) for number in numbers}
     with ExitStack() as stack:
         for observer in observers.values():
             stack.enter_context(observer.hooks())
@@ -264,9 +257,7 @@ def _hooks(channels: Channels, count: int, model: PreTrainedModel, layer: int | 
         observer.take_apart(count)
 
 
-class _OfLayer:
-    """An observer of the queries, keys and values of a layer."""
-
+class _LayerObserver:
     def __init__(self, channels: Channels, model: PreTrainedModel, layer: int):
         self.channels, self.layer = channels, layer
         self.parts = {part.name: part for part in parts(model, layer) if part.name in ATTENDED}
@@ -301,7 +292,7 @@ class _OfLayer:
                 self.channels.biases[self.layer, ATTENDED[name]] = bias.detach()[outputs].double().cpu()
         keys, sums = self.parts["k"], self.channels.sums.get((self.layer, "keys", BEFORE))
         weight = stored_weight(_plain(keys))
-        if sums is not None and weight.is_floating_point():  # that of bitsandbytes has integer codes
+        if sums is not None and weight.is_floating_point():  # a layer of bitsandbytes has integer codes
             for head, channel in sums.first(count):
                 row = weight.detach()[keys.outputs[head, channel]].double().cpu()
                 self.channels.weights[self.layer, head, channel] = row

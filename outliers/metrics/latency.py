@@ -156,10 +156,10 @@ def latency(
     if min(tokens, repeats) < 1:
         raise UserError(f"{repeats} generations of {tokens} tokens; expected at least one generation of one token")
     prompts = prompts.to(model.device)
-    passes, made = (1 + repeats) * (1 + tokens), itertools.count(1)
+    passes, count = (1 + repeats) * (1 + tokens), itertools.count(1)
     caches = [empty() if empty else DynamicCache(config=model.config) for _ in range(1 + repeats)]
     steps = None if empty else captured_steps(model, len(prompts), prompts.shape[1] + tokens)
-    generate = partial(_generate, model, prompts, tokens, steps, lambda: see(next(made) / passes))
+    generate = partial(_generate, model, prompts, tokens, steps, lambda: see(next(count) / passes))
     generations = [generate(cache) for cache in caches][1:]
     prefills, steps = zip(*((times[0], times[1:]) for times, _ in generations), strict=True)
     sizes = [used.bytes for used in caches[1:] if isinstance(used, QuantizedCache)]
@@ -206,14 +206,14 @@ def _generate(
     prompts: torch.Tensor,
     tokens: int,
     captured: DecodeSteps | None,
-    made: Callable[[], None],
+    report: Callable[[], None],
     cache: Cache,
 ) -> tuple[list[float], torch.Tensor]:
     """Return the milliseconds of the prefill and of each step after it, and the chosen ids, (batch, 1 + tokens).
 
     The prefill of an encoder-decoder is the pass of its encoder over the prompts and the first step of its decoder,
-    from a start token, with a cache of its own. captured: makes the steps, with its own cache. made: called after each
-    step. cache: an empty cache.
+    from a start token, with a cache of its own. captured: makes the steps, with its own cache. report: called after
+    each step. cache: an empty cache.
     """
     times, ids, encoded = [], [prompts], {}
     if captured:
@@ -237,7 +237,7 @@ def _generate(
         spent, chosen = timed(decode if decodes else step, model.device)
         times.append(spent)
         ids.append(chosen)
-        made()
+        report()
     return times, torch.cat(ids[1:], 1)
 
 

@@ -24,18 +24,17 @@ BlockResult = tuple[Loss, Agreeing]
 def layer_by_layer(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Variant, draw: int = 0
 ) -> dict[int, list[BlockResult]]:
-    """Return the results of each block, ids (T,), for each layer that is put under a variant while all others stay
-    exact."""
+    """Return, for each layer, the results of each block, ids (T,), if only this layer is under a variant."""
     layers, readers = range(count_layers(model.config)), (LossReader, AgreementReader)
     with EXACT.on(model) as exact, variant.on(model) as changed, drawn(exact, draw), untied(changed, draw):
 
         def measure(_number: int, block: torch.Tensor) -> list[BlockResult]:
             ((_, ids, states),) = run_decoder(exact, [block])
             under = [(exact, after) for _, _, after in run_exchanged(exact, changed, block, layers)]
-            return [tuple(finite_losses(seen)) for seen in read_logits(ids, under, readers, (exact, states))]
+            return [tuple(finite_losses(results)) for results in read_logits(ids, under, readers, (exact, states))]
 
         by_block = list(map_blocks(exact, measure, blocks))
-    return {layer: [seen[layer] for seen in by_block] for layer in layers}
+    return {layer: [by_layer[layer] for by_layer in by_block] for layer in layers}
 
 
 class LayersMeasurement(Measurement):

@@ -70,8 +70,7 @@ def _tidy(name: str, row: dict) -> list[dict]:
 
 
 def layer_and_inputs(tokens: int, features: int, outputs: int, device: torch.device) -> tuple[nn.Linear, torch.Tensor]:
-    """Return a layer, and hidden states (tokens, features) with outlier features, in float32; identical at every
-    call."""
+    """Return a layer and hidden states (tokens, features) with outlier features, float32, the same at every call."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         x = torch.randn(tokens, features, device=device)
@@ -138,8 +137,7 @@ def milliseconds(
 
 
 def timing_rows(shape: tuple[int, int, int], times: dict[str, list[float]]) -> list[dict]:
-    """Return one row per implementation: shape (tokens, features, outputs) and way, with medians over rounds and
-    quartiles.
+    """Return one row per implementation: the layer's shape, the way, and medians over rounds with quartiles.
 
     Medians are of `milliseconds` and of `times_16_bits`, the speedup over 16 bits in the same round. For machines that
     others use as well, there are also `milliseconds_smallest`, and `times_16_bits_smallest` computed from these.

@@ -23,12 +23,12 @@ ALL_OPTIONS = frozenset(("dtype", "device", "block", "blocks", "stream", "memory
 class MemoryNeeds(NamedTuple):
     """The memory that a measurement needs beside a model's weights, for forecasts.
 
-    per_weight: for each variant, of which one is there at a time, what is stored beside each weight of a projection or
-    instead of it, see `stored_bytes`. attention, logits: number of simultaneous matrices (heads, T, T) of a layer and
-    (T, vocabulary). variants, roles: number of variants under which each block passes a streamed model, and of its
-    hidden states that are kept until its last layer. block: tokens of a block, if not those of the experiment; batch:
-    number of blocks in a pass. cached: tokens whose keys and values are kept. others: number of other models in memory.
-    options: options that an error message may suggest to change.
+    per_weight: for each variant, of which one is in memory at a time, the bytes that are stored beside each weight of a
+    projection or instead of it, see `stored_bytes`. attention, logits: number of simultaneous matrices (heads, T, T) of
+    a layer and (T, vocabulary). variants, roles: number of variants under which each block passes a streamed model, and
+    of its hidden states that are kept until its last layer. block: tokens of a block, if not those of the experiment;
+    batch: number of blocks in a pass. cached: tokens whose keys and values are kept. others: number of other models in
+    memory. options: options that an error message may suggest to change.
     """
 
     per_weight: tuple[tuple[int, int], ...] = ()
@@ -44,8 +44,7 @@ class MemoryNeeds(NamedTuple):
 
 
 def stored_bytes(schemes: Iterable[Scheme], drawn: bool = False) -> tuple[int, int]:
-    """Return the bytes that some schemes together store beside a weight, and the number of changed copies of the
-    weight.
+    """Return the bytes that schemes together store beside a weight, and the number of changed copies of the weight.
 
     Copies are in the model's dtype. drawn: whether there are draws above 0, which have codes of their own, and weights
     to multiply with outlier features.
@@ -100,7 +99,7 @@ class Measurement(ABC):
     def measure(self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict) -> list[Any]:
         """Return the result of a part of the text for each cell; results are sent between machines.
 
-        provenance: that of the subject; a model that is loaded must have the weights they name.
+        provenance: of the subject; a loaded model must have the weights that it names.
         """
 
     @abstractmethod

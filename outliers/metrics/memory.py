@@ -253,8 +253,7 @@ def _weights(
 
 
 def _scales(module: nn.Module, name: str, tensor: torch.Tensor) -> int:
-    """Return the number of outputs, each with a scale, of projections with this tensor as weight; 0 for other
-    tensors."""
+    """Return the number of outputs, each with a scale, of the projections of a weight; 0 for other tensors."""
     if holds_experts(module) and tensor.ndim == 3:
         return len(tensor) * tensor.shape[2 if module.is_transposed else 1]
     projects = isinstance(module, (nn.Linear, Conv1D)) and name == "weight"

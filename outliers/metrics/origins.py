@@ -50,7 +50,11 @@ from outliers.text.tokens import visible_token
 MOST_POSITIONS = 3  # listed positions with a writer's largest terms, at most
 
 SumKey = tuple[int | None, str]  # layer, or None before all layers; and what is summed
-NEURONS = ("neuron", "shared neuron", "expert neuron")  # writers whose sums are of the neurons, which weights multiply
+NEURONS = (
+    "neuron",
+    "shared neuron",
+    "expert neuron",
+)  # writers whose sums are of neurons, still to be multiplied by their weights
 Parts = dict[SumKey, np.ndarray]
 
 
@@ -58,8 +62,8 @@ class ColumnSums(NamedTuple):
     """Sums of n columns over a text.
 
     total: (2 + chosen positions, n) float64, over positions after the first, at the first, and at each chosen one.
-    magnitude: (n,) float64, sum of |x| after the first. largest: (n, PLACES) float32, the entries with the largest |x|
-    after the first; at: (n, PLACES, 2) int32, their positions and token ids.
+    magnitude: (n,) float64, sum of |x| after the first. largest: (n, listed) float32, the entries with the largest |x|
+    after the first; at: (n, listed, 2) int32, their positions and token ids.
     """
 
     total: torch.Tensor
@@ -69,8 +73,10 @@ class ColumnSums(NamedTuple):
 
     @classmethod
     def of(cls, x: torch.Tensor, masks: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor) -> "ColumnSums":
-        """Return the sums of a sequence: x (t, n) float32 at some positions (t,), masks (2 + chosen, t) float32 and ids
-        (t,) of these."""
+        """Return the sums of a sequence, x (t, n) float32 at some positions (t,), with their masks and ids.
+
+        masks: (2 + chosen, t) float32. ids: (t,).
+        """
         later = positions > 0
         columns, positions_of_columns = x[later].T.contiguous(), positions[later]
         magnitudes = columns.abs()
@@ -80,9 +86,9 @@ class ColumnSums(NamedTuple):
 
     @classmethod
     def of_columns(cls, parts: "Sequence[ColumnSums | None]", columns: int, rows: int) -> "ColumnSums":
-        """Put the sums of equally many columns each side by side; None stands for one without positions.
+        """Put sums of equally many columns side by side; None stands for sums over no positions.
 
-        Fewer than `PLACES` listed entries are filled up with zeros at position -1.
+        Fewer than `MOST_POSITIONS` listed entries are filled up with zeros at position -1.
         """
         none = cls(
             torch.zeros(rows, columns, dtype=torch.float64),
@@ -91,8 +97,8 @@ class ColumnSums(NamedTuple):
             torch.zeros(columns, 0, 2, dtype=torch.int32),
         )
         total, magnitude, largest, at = zip(*(part or none for part in parts), strict=True)
-        largest = [nn.functional.pad(one, (0, MOST_POSITIONS - one.shape[1])) for one in largest]
-        at = [nn.functional.pad(one, (0, 0, 0, MOST_POSITIONS - one.shape[1]), value=-1) for one in at]
+        largest = [nn.functional.pad(part, (0, MOST_POSITIONS - part.shape[1])) for part in largest]
+        at = [nn.functional.pad(part, (0, 0, 0, MOST_POSITIONS - part.shape[1]), value=-1) for part in at]
         return cls(torch.cat(total, 1), torch.cat(magnitude), torch.cat(largest), torch.cat(at))
 
     def joined(self, other: "ColumnSums") -> "ColumnSums":
@@ -140,8 +146,8 @@ class WriterAccount:
     counts: (2 + chosen,) float64, the numbers of positions after the first, at the first, and at the chosen ones. sums:
     by layer (None before all) and what is summed; columns are features, the requested ones before the controls, or
     (writers, features): "state", before the layer; the writers of `WRITERS_OF`; "experts", each as a whole; "before
-    NORM" and "behind NORM". Those of `NEURONS` are of the neurons themselves, which `weights`, (features, neurons),
-    multiply; of experts one after the other. gains: by layer and norm. names: texts of token ids, if known.
+    NORM" and "behind NORM". The sums of `NEURONS` are of the neurons themselves, one expert after the other;
+    `weights`, (features, neurons), turn them into terms. gains: by layer and norm. names: texts of token ids, if known.
     """
 
     features: list[int]
@@ -184,8 +190,7 @@ class WriterAccount:
         return self._table("origins.writer", neurons)
 
     def experts(self) -> pd.DataFrame:
-        """Return one row per expert of a mixture, with the columns of `writers`: the sum of its neurons and its
-        bias."""
+        """Return one row per expert of a mixture, the sum of its neurons and bias, with the columns of `writers`."""
         return self._table("origins.expert")
 
     def _table(self, metric: str, neurons: int = 3) -> pd.DataFrame:
@@ -193,8 +198,10 @@ class WriterAccount:
         return table.astype({name: "Int64" for name in ("layer", "index", "expert", "count") if name in table})
 
     def states(self) -> pd.DataFrame:
-        """Return one row per feature and layer: its state before the layer, and after the last layer, numbered as
-        one more."""
+        """Return one row per feature and layer: its state before the layer.
+
+        The state after the last layer has the number after the last.
+        """
         return pd.DataFrame(record for record in self.records() if record["metric"] == "origins.state")
 
     def gates(self) -> pd.DataFrame:
@@ -207,16 +214,14 @@ class WriterAccount:
 
     @property
     def rest(self) -> np.ndarray:
-        """(features,): the largest difference between a state and the sum of its terms, relative to the feature's
-        largest state.
+        """The largest difference between a state and the sum of its terms, relative to the largest state, (features,).
 
-        The maximum is over layers and kinds of means.
+        Both maxima are over layers and kinds of means.
         """
         return self._rest(self._parts())
 
     def records(self, neurons: int = 3) -> list[dict]:
-        """Return a flat dictionary for each state, writer and gate of each feature, for the controls, and for the
-        rest."""
+        """Return flat dictionaries: each state, writer and gate of each feature, the controls, and the rest."""
         by_feature = [[*self._states(number), *self._gates(number)] for number in range(len(self.features))]
         for layer, kind in self._written():
             wholes = [(layer, "experts")] if kind == "expert neuron" else []
@@ -298,7 +303,7 @@ class WriterAccount:
 
     def _writers(self, key: SumKey, terms: Terms, number: int, neurons: int) -> Iterator[dict]:
         layer, kind = key
-        whole = kind == "experts"  # no term of its own, but the sum of others
+        whole = kind == "experts"  # experts are no terms of their own, but sums of others
         place = {"metric": f"origins.{'expert' if whole else 'writer'}", **({} if layer is None else {"layer": layer})}
         means = terms.means[..., number]
         indices = range(means.shape[1])
@@ -306,15 +311,15 @@ class WriterAccount:
             indices = sorted({index for row in abs(means) for index in np.argsort(-row, kind="stable")[:neurons]})
         for index in indices:
             at = terms.at[index, number]
-            there = at[:, 0] >= 0  # an expert may have few tokens
-            at = at[there]
+            exists = at[:, 0] >= 0  # an expert may have few tokens
+            at = at[exists]
             yield {
                 **place,
                 "writer": "expert" if whole else kind,
                 **self._index(key, int(index)),
                 **self._values(means[:, index]),
                 "magnitude": float_digits(terms.magnitudes[index, number]),
-                "largest": [float_digits(value) for value in terms.largest[index, number][there]],
+                "largest": [float_digits(value) for value in terms.largest[index, number][exists]],
                 "largest_positions": at[:, 0].tolist(),
                 "largest_tokens": [self.names.get(token, f"#{token}") for token in at[:, 1].tolist()],
             }
@@ -436,9 +441,9 @@ def check_writers(config) -> None:
 
 
 def _apart(kind: Anatomy) -> tuple[list[str], list[str]]:
-    """Tell the output projections of a feed-forward part from those of experts."""
-    of_experts = [one for one in kind.ffn_out if kind.experts and one.startswith(f"{kind.experts}.")]
-    return [one for one in kind.ffn_out if one not in of_experts], of_experts
+    """Split the output projections of a feed-forward part into those outside and those inside of experts."""
+    of_experts = [path for path in kind.ffn_out if kind.experts and path.startswith(f"{kind.experts}.")]
+    return [path for path in kind.ffn_out if path not in of_experts], of_experts
 
 
 @inference
@@ -515,8 +520,8 @@ class _OriginObserver:
                 self.add((None, kind), of_kind)
             self.add((0, "state"), state)
 
-        for one in {model, self.model} if positions else ():  # a streamed model embeds before a variant is applied
-            stack.callback(one.get_submodule(positions).register_forward_hook(see_positions).remove)
+        for root in {model, self.model} if positions else ():  # a streamed model embeds before a variant is applied
+            stack.callback(root.get_submodule(positions).register_forward_hook(see_positions).remove)
         stack.callback(first.module.register_forward_pre_hook(see_state).remove)
 
     def see_state(self, layer: int, x: torch.Tensor) -> None:
@@ -571,11 +576,11 @@ def _join(sums: dict, key: tuple[int | None, str] | tuple[int, int], more: Colum
     sums[key] = sums[key].joined(more) if key in sums else more
 
 
-class _OfExpert(NamedTuple):
+class _ExpertTerms(NamedTuple):
     """Terms of an expert at the positions (t,) that chose it.
 
-    number: of the expert. units: (t, units), times the factor of the router. added: its terms, (t, columns); bias: what
-    its bias has of these, if it has one.
+    number: of the expert. units: (t, units), times the factor of the router. added: terms of the whole expert,
+    (t, columns). bias: terms of its bias, (t, columns), if it has one.
     """
 
     number: int
@@ -595,7 +600,7 @@ class _SubLayer:
 
     def __init__(self, observer: _OriginObserver, layer: Layer, role: str):
         self.observer, self.layer, self.part, self.written = observer, layer.number, WRITTEN[role], {}
-        self.of_experts: list[_OfExpert] = []
+        self.of_experts: list[_ExpertTerms] = []
         self.outputs: dict[str, torch.Tensor] = {}  # of experts and of the projection beside them
         anatomy, config, block = layer.anatomy, observer.model.config, layer.module
         behind = [path for path, of in anatomy.norms_behind.items() if of == role]
@@ -620,7 +625,7 @@ class _SubLayer:
             self._keep("expert neuron", torch.cat([rows for rows, _ in each], 1))
         if names and of_experts:
             above = _common(names[0], anatomy.experts)
-            self.sum = block.get_submodule(above) if above else None  # the layer itself adds them as they are
+            self.sum = block.get_submodule(above) if above else None  # else the layer itself adds both unchanged
 
     def _read(self, projection: Projection) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the required rows of a weight, and the bias."""
@@ -634,14 +639,14 @@ class _SubLayer:
                     weight * self.gain_of_experts,
                     None if bias is None else bias * self.gain_of_experts[:, 0],
                 )
-        return self.seen(weight), None if bias is None else self.seen(bias[:, None])[:, 0]
+        return self.in_stream(weight), None if bias is None else self.in_stream(bias[:, None])[:, 0]
 
     def _keep(self, kind: str, rows: torch.Tensor) -> None:
         if kind in NEURONS:
             self.observer.weights.setdefault((self.layer, kind), rows.cpu())
 
-    def seen(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return the change of the residual stream at the columns, (columns, n), by outputs (features, n).
+    def in_stream(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Return what outputs (features, n) add to the residual stream at the columns, (columns, n).
 
         The factor of a following norm for each position is left out.
         """
@@ -656,9 +661,9 @@ class _SubLayer:
             for number in range(0 if self.experts is None else number_of(self.experts)):
                 expert = self.experts.get_submodule(str(number))
                 *_, last = expert.children()
-                called: list[tuple[torch.Tensor, torch.Tensor]] = []
-                stack.callback(last.register_forward_hook(partial(_see_call, called)).remove)
-                see = partial(self._see_expert, number, called)
+                calls: list[tuple[torch.Tensor, torch.Tensor]] = []
+                stack.callback(last.register_forward_hook(partial(_see_call, calls)).remove)
+                see = partial(self._see_expert, number, calls)
                 stack.callback(expert.register_forward_hook(see).remove)
             for module, see in (
                 (self.experts, self._see_experts),
@@ -681,22 +686,21 @@ class _SubLayer:
         self._keep_output("projection", output)
         self._end(self.sum is None and self.norm is None)
 
-    def _see_expert(self, number: int, called: list, _expert: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
-        """Keep the terms of an expert, with the factor at each position that leads from its last projection to what it
-        adds."""
-        x, y = called.pop()
+    def _see_expert(self, number: int, calls: list, _expert: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
+        """Keep the terms of an expert, times the factor between its last projection and its output at each position."""
+        x, y = calls.pop()
         factor = _factor(output.float(), y.float() * (1 if self.gain_of_experts is None else self.gain_of_experts.T))
         bias = None if self.biases[number] is None else factor * self.biases[number]
-        self.of_experts.append(_OfExpert(number, inputs[1], factor * x.float(), self.seen(output.T).T, bias))
+        self.of_experts.append(_ExpertTerms(number, inputs[1], factor * x.float(), self.in_stream(output.T).T, bias))
 
     def _see_experts(self, experts: nn.Module, _inputs: tuple, output: torch.Tensor) -> None:
         tokens, columns = len(self.observer.ids), len(self.observer.columns)
         terms = torch.zeros(tokens, number_of(experts), columns, device=output.device)
         biases = None if self.biases[0] is None else torch.zeros(tokens, columns, device=output.device)
-        for one in self.of_experts:
-            terms[one.positions, one.number] = one.added
+        for expert in self.of_experts:
+            terms[expert.positions, expert.number] = expert.added
             if biases is not None:
-                biases[one.positions] += one.bias
+                biases[expert.positions] += expert.bias
         self.written["experts"] = terms.flatten(1)
         if biases is not None:
             self.written["expert bias"] = biases
@@ -704,7 +708,7 @@ class _SubLayer:
         self._end(self.sum is None and self.norm is None)
 
     def _keep_output(self, name: str, output: torch.Tensor) -> None:
-        """Keep what is added to another output, (T, features); that of batched experts is one for each of them."""
+        """Keep an output (T, features) that the model adds to another one; batched experts have one each."""
         if self.sum is not None:  # a copy, because a model may add the other in place
             self.outputs[name] = output.reshape(-1, len(self.observer.ids), output.shape[-1]).double().sum(0)
 
@@ -733,32 +737,34 @@ class _SubLayer:
     def _scale(self, factors: dict[str, torch.Tensor], of_experts: torch.Tensor) -> None:
         """Multiply terms by factors for each position, (T, 1), by their kind, and neurons of experts by one more."""
         self.written = {kind: factors[kind] * terms for kind, terms in self.written.items()}
-        self.of_experts = [one._replace(units=of_experts[one.positions] * one.units) for one in self.of_experts]
+        self.of_experts = [
+            expert._replace(units=of_experts[expert.positions] * expert.units) for expert in self.of_experts
+        ]
 
     def _end(self, last: bool) -> None:
-        """Add all terms to the sums if this was the last that is known of them."""
+        """Add all terms to the sums if no further factor of them follows."""
         if not last:
             return
         for kind, terms in self.written.items():
             self.observer.add((self.layer, kind), terms)
-        for one in self.of_experts:
-            self.observer.add_expert(self.layer, one.number, one.units, one.positions)
+        for expert in self.of_experts:
+            self.observer.add_expert(self.layer, expert.number, expert.units, expert.positions)
         self.written, self.of_experts = {}, []
 
 
 def _common(*paths: str) -> str:
-    """Return the path of the module that holds several."""
+    """Return the path of the innermost module that holds all of some modules; empty if it is the root."""
     parts = takewhile(lambda names: len(set(names)) == 1, zip(*(path.split(".") for path in paths), strict=False))
     return ".".join(names[0] for names in parts)
 
 
-def _see_call(called: list, _module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
-    called.append((inputs[0], output))
+def _see_call(calls: list, _module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
+    calls.append((inputs[0], output))
 
 
-def _factor(outputs: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
-    """Return the factors (t, 1) that lead from one tensor (t, features) to another that is proportional in each row."""
-    return (outputs * of).sum(1, keepdim=True) / of.square().sum(1, keepdim=True).clamp(min=1e-30)
+def _factor(outputs: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    """Return the factors (t, 1) between inputs and outputs (t, features) that are proportional in each row."""
+    return (outputs * inputs).sum(1, keepdim=True) / inputs.square().sum(1, keepdim=True).clamp(min=1e-30)
 
 
 def gain_of(norm: nn.Module, offset: float, width: int) -> torch.Tensor:

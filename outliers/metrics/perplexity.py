@@ -189,8 +189,7 @@ def _losses_under(model: PreTrainedModel, blocks: Iterable[torch.Tensor], varian
 
 
 def perplexity_of(losses: list[Loss]) -> float:
-    """Return exp of the mean loss over all predicted tokens; raise UserError if there is no block or the mean is too
-    large."""
+    """Return exp of the mean loss over all predicted tokens; raise UserError if there is none or it is too large."""
     mean = mean_loss(losses)
     if not mean < LARGEST_LOSS:
         raise too_large(mean)
@@ -239,16 +238,14 @@ def loss_of(model: PreTrainedModel, block: Block, states: torch.Tensor) -> Loss 
 
 
 def finite_losses(results: Sequence) -> list:
-    """Return results of blocks with losses on a GPU as numbers, waiting for the GPU once; raise BrokenModel for NaN
-    or inf."""
+    """Return results of blocks with all losses as numbers, waiting once for a GPU; raise BrokenModel for NaN or inf."""
     totals = [result.total for result in results if isinstance(result, Later)]
     read = iter(torch.stack(totals).tolist() if totals else ())
     return [result.read(next(read)) if isinstance(result, Later) else result for result in results]
 
 
 class LossReader:
-    """A reader of the summed negative log-likelihood of targets (predictions,), with a running log-sum-exp in
-    float64."""
+    """A reader of the summed negative log-likelihood of targets, with a running log-sum-exp in float64."""
 
     compares = False
     reads_16_bits = True
@@ -317,8 +314,7 @@ def _is_empty(block: Block, targets: torch.Tensor) -> bool:
 
 
 def broken_at(model: PreTrainedModel, block: Block) -> BrokenModel:
-    """Return the error for a block with NaN or inf in its logits; pass the block once more to find where they first
-    occur.
+    """Return the error for a block with NaN or inf in its logits, whose place another pass of the block finds.
 
     model: under the variant under which the block was measured; a streamed one uses its last variant.
     """

@@ -40,8 +40,7 @@ class Exchange(NamedTuple):
 
 
 def exchanges(model: PreTrainedModel, variant: Quantized | Cached | Against, field: str) -> list[Exchange]:
-    """Return every role, layer, stack, head or expert (field) that a variant quantizes, first alone, then all without
-    it.
+    """Return every place (by field: role, layer, stack, head or expert) of a variant, first alone, then all without it.
 
     If there is only one place, nothing would be left without it; heads and experts, which are many, are only quantized
     alone. Only the names of the model's modules are read, no weights.
@@ -57,7 +56,7 @@ def exchange_losses(
     model: PreTrainedModel,
     blocks: Iterable[torch.Tensor],
     variant: Quantized | Cached | Against,
-    wanted: Sequence[Exchange],
+    chosen: Sequence[Exchange],
 ) -> list[list[Loss]]:
     """Return the loss of each block, ids (T,), for each of some exchanges of one field.
 
@@ -66,14 +65,14 @@ def exchange_losses(
     once. Blocks of a resident model are iterated once per kind of exchange of layers, or once per exchange of other
     places.
     """
-    variants = [exchange.variant for exchange in wanted]
+    variants = [exchange.variant for exchange in chosen]
     if not is_streamed(model) and variant.cache:
         return _from_inputs(model, blocks, variants)
-    if is_streamed(model) or wanted[0].field != "layer":
+    if is_streamed(model) or chosen[0].field != "layer":
         return variant_losses(model, blocks, variants)
-    layers = {kind: [exchange.place for exchange in wanted if exchange.kind == kind] for kind in (ONLY, WITHOUT)}
+    layers = {kind: [exchange.place for exchange in chosen if exchange.kind == kind] for kind in (ONLY, WITHOUT)}
     losses = {kind: _by_layer(model, blocks, variant, kind, places) for kind, places in layers.items()}
-    return [losses[exchange.kind][exchange.place] for exchange in wanted]
+    return [losses[exchange.kind][exchange.place] for exchange in chosen]
 
 
 @inference
@@ -122,7 +121,7 @@ class PlacesMeasurement(Measurement):
         (cell,), passes = cells, _passes(cells[0])
         subject, metric = cell.subject, cell.metric
         model, (variant,) = loaded(model_cache, subject, [cell.variant], provenance)
-        wanted = exchanges(model, variant, metric.by)
+        chosen = exchanges(model, variant, metric.by)
         streamed = is_streamed(model)
         passes = _kinds(cell) * passes if streamed else passes if _is_by_layer(cell) else 1
         blocks = model_cache.counted(subject.blocks[part], passes)
@@ -130,8 +129,8 @@ class PlacesMeasurement(Measurement):
             naming(subject.name, variant.name),
             model_cache.under(variant) if variant.schemes and not streamed else nullcontext(model) as changed,
         ):
-            draws = [_drawn_losses(coded(changed), blocks, variant, wanted, draw) for draw in range(metric.draws)]
-        by_place = zip(wanted, zip(*draws, strict=True), strict=True)
+            draws = [_drawn_losses(coded(changed), blocks, variant, chosen, draw) for draw in range(metric.draws)]
+        by_place = zip(chosen, zip(*draws, strict=True), strict=True)
         return [{(exchange.kind, exchange.place): list(losses) for exchange, losses in by_place}]
 
     def values(self, cell: Cell, results: list[dict]) -> list[dict]:
@@ -195,11 +194,11 @@ def _drawn_losses(
     model: PreTrainedModel,
     blocks: Iterable[torch.Tensor],
     variant: Quantized | Cached | Against,
-    wanted: Sequence[Exchange],
+    chosen: Sequence[Exchange],
     draw: int,
 ) -> list[list[Loss]]:
     with drawn(model, draw):
-        return exchange_losses(model, blocks, variant, wanted)
+        return exchange_losses(model, blocks, variant, chosen)
 
 
 MEASUREMENT = PlacesMeasurement()

@@ -56,11 +56,11 @@ class _Largest(dict[RangePlace, float]):
 
     @contextmanager
     def hooks(self, model: PreTrainedModel, number: int | None) -> Iterator[None]:
-        seen = list(state_readers(model, number))
+        readers = list(state_readers(model, number))
         with ExitStack() as stack:
-            stack.enter_context(input_hooks(seen, self.see_state))
+            stack.enter_context(input_hooks(readers, self.see_state))
             stack.enter_context(residual_hooks(model, lambda layer, x: self.see_state(layer, RESIDUAL, x), number))
-            for part in seen:
+            for part in readers:
                 hook = _on_output(partial(self.add, ("range.output", part.layer, part.role, part.path)))
                 stack.callback(part.module.register_forward_hook(hook).remove)
             stack.enter_context(product_hooks(model, self.see_logits, number))

@@ -60,8 +60,10 @@ class Metric(Checked):
 
     @property
     def request(self) -> dict:
-        """The fields of the metric in rows: name and parameters, without defaults, so that new parameters keep old
-        rows valid."""
+        """The fields of the metric in rows: name and parameters.
+
+        Defaults are left out, so that new parameters keep old rows valid.
+        """
         return {"name": self.name, **self.model_dump(mode="json", exclude_defaults=True)}
 
     @property
@@ -146,7 +148,7 @@ class Inputs(Metric):
 
 
 ATTENDED = {"q": "queries", "k": "keys", "v": "values"}  # outputs of projections: their roles
-BEFORE, AFTER = "before", "after"  # as projections put them out; as attention multiplies them
+BEFORE, AFTER = "before", "after"  # the outputs of projections; the states that attention multiplies
 
 TINY = 1e-30  # used instead of a median of 0
 
@@ -336,7 +338,7 @@ class TraceMetric(Metric):
 
 
 class StoredTrace(TraceMetric):
-    """A trace that is also stored in files beside the rows; only these have the tokens that carry the features.
+    """A trace that is also stored in files beside the rows; only stored traces have the tokens that carry the features.
 
     An importance matrix and masks are further files.
     """
@@ -352,8 +354,7 @@ AS_NAMES = PlainSerializer(lambda schemes: [scheme.name for scheme in schemes])
 
 
 class TrainingMetric(Metric):
-    """The measurements of `outliers.watch` after some steps and at the end, with perplexity under schemes, over
-    draws."""
+    """The measurements of `outliers.watch` after some steps and at the end, and perplexity under schemes over draws."""
 
     name = "training"
     subject = None

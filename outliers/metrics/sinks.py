@@ -11,8 +11,8 @@ def _measure(probabilities: torch.Tensor, by_mask: torch.Tensor, cross: bool) ->
     """Sum the attention to the first position, and its margins, by head.
 
     Returns float64 (heads, 4) for probabilities (1, heads, queries, keys): the attention that queries after the first
-    give to the first position, the number of queries that can see it, the sum of their margins, and the number of
-    these. In cross-attention the first query counts too, as it is no position of the keys.
+    give to the first position, the number of queries that can see it, the sum of the margins, and the number of
+    queries with a margin. In cross-attention the first query counts too, as it is no position of the keys.
 
     The margin of a query is log p(first) minus the mean of log p over the other keys that it sees. A number that is
     added to all logits of a query, such as by its own bias, changes neither p nor the margin; a bias of queries and
@@ -45,15 +45,15 @@ def _by_ablation(visits: Visits) -> list[torch.Tensor]:
 
 def _values(results: list[torch.Tensor]) -> list[dict]:
     sums = sum(results)
-    layers = sums[:, 0, 1].nonzero()[:, 0]  # those of the stack
+    layers = sums[:, 0, 1].nonzero()[:, 0]  # the layers of this stack
     sums = sums[layers]
     shares, margins = sums[..., 0] / sums[..., 1], sums[..., 2] / sums[..., 3]
-    there = sums[..., 1] > 0  # heads: some layers may have fewer
-    sinks = (shares > SINK).double()[there].mean()
-    whole = {"value": shares[there].mean(), "margin": margins[there].mean(), "heads": sinks}
+    present = sums[..., 1] > 0  # some layers may have fewer heads
+    sinks = (shares > SINK).double()[present].mean()
+    whole = {"value": shares[present].mean(), "margin": margins[present].mean(), "heads": sinks}
     values = [{"metric": "sinks", "unit": "1", **{name: _short(value) for name, value in whole.items()}}]
     for row, layer in enumerate(layers.tolist()):
-        for head in there[row].nonzero()[:, 0].tolist():
+        for head in present[row].nonzero()[:, 0].tolist():
             share, margin = shares[row, head], margins[row, head]
             value = {"value": _short(share), "unit": "1", "margin": _short(margin), "layer": layer, "head": head}
             values.append({"metric": "sinks.head", **value})

@@ -22,7 +22,7 @@ from outliers.subjects.model_cache import ModelCache, naming
 from outliers.variants.draw import drawn
 from outliers.variants.quantized import EXACT
 
-# Bytes that are cached for several variants: of last hidden states with logits, and as many of inputs of layers.
+# Most bytes cached for several variants: of last hidden states with logits, and as many of inputs of layers.
 MOST_KEPT = 2**28
 KEPT = 2  # the output of every second layer is cached for the next variant
 
@@ -44,7 +44,7 @@ class StatesMeasurement(Measurement):
 
     def memory_needs(self, cells: Sequence[Cell]) -> MemoryNeeds:
         memory_needs = super().memory_needs(cells)
-        # with exact states that are kept until those under a variant come
+        # exact states are kept until the states under a variant are computed
         compares = any(cell.metric.computation.compares for cell in cells)
         experiment = cells[0].subject.experiment
         several = not experiment.stream and find_device(experiment.device).type == "cpu"
@@ -85,14 +85,16 @@ def _resident(
     variants: list[Variant],
     key: tuple,
 ) -> list[list]:
-    """Return, for each cell, the results of each block with a resident model; key: the draw and the part of the
-    text."""
+    """Return, for each cell, the results of each block with a resident model.
+
+    key: the draw and the part of the text.
+    """
     computations, (variant,) = [cell.metric.computation for cell in cells], variants
     exact: list = [None] * len(blocks)
     if any(computation.compares for computation in computations):
         exact_states = _exact_states(model_cache, model, blocks, key)
         reads = any(computation.compares for computation in computations if isinstance(computation, LogitsComputation))
-        logits = _room_of_logits(model_cache, model, exact_states, key) if reads else exact
+        logits = _logits_cache(model_cache, model, exact_states, key) if reads else exact
         exact = [(model, *pair) for pair in zip(exact_states, logits, strict=True)]
     last_key = _key(variant, model, key)
     known = model_cache.states.get(last_key)
@@ -145,10 +147,9 @@ def _pass(
 
 
 def _common(model_cache: ModelCache, blocks: torch.Tensor, layers: tuple, key: tuple) -> tuple[int, list[dict]]:
-    """Return the number of leading layers with the same changes as for the previous variant, and their cached
-    outputs."""
+    """Return the number of leading layers that the previous variant changed alike, and their cached outputs."""
     for other in [other for other in model_cache.passed if other[1:] != key[1:]]:
-        del model_cache.passed[other]  # those of another text
+        del model_cache.passed[other]  # outputs for another text
     before, inputs = model_cache.passed.get(key, ((), [{} for _ in blocks]))
     same = takewhile(lambda pair: pair[0] == pair[1], zip(before, layers, strict=False))
     first = len(list(same))
@@ -164,8 +165,10 @@ def _measure_block(
     states: torch.Tensor,
     exact: tuple | None,
 ) -> list:
-    """Return the results of each metric on a block; those of logits are computed together. exact: as for
-    `read_logits`."""
+    """Return the results of each metric on a block; metrics of logits are computed together.
+
+    exact: as for `read_logits`.
+    """
     readers = [computation.reader for computation in computations if isinstance(computation, LogitsComputation)]
     results = iter(read_logits(block, [(model, states)], readers, exact)[0] if readers else ())
     unquantized = exact and exact[:2]
@@ -194,12 +197,12 @@ def _exact_states(
     return last_states
 
 
-def _room_of_logits(
+def _logits_cache(
     model_cache: ModelCache, model: PreTrainedModel, states: list[torch.Tensor], key: tuple
 ) -> list[dict[int, torch.Tensor] | None]:
     """Return a cache for the unquantized model's logits of each block, or None if they should not be cached.
 
-    They are cached from the second compared variant on, if there is room for those of all blocks.
+    Logits are cached from the second compared variant on, if there is room for the logits of all blocks.
     """
     if key not in model_cache.logits:
         model_cache.logits.clear()
@@ -238,7 +241,7 @@ def _streamed(
 ) -> list[list]:
     """Return, for each cell, the results of each block with a streamed model.
 
-    The exact last hidden states come first, and are kept for those under variants.
+    The exact last hidden states come first, and are kept for comparison with the states under variants.
     """
     of_variants = {name: [cell for cell in cells if cell.variant.name == name] for name in _variants(cells)}
     first = [EXACT] * any(cell.metric.computation.compares for cell in cells)

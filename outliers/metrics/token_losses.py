@@ -76,8 +76,10 @@ def _table(losses: list[torch.Tensor], places: list[tuple[torch.Tensor, torch.Te
 
 
 def _sum(draws: int, sequences: int, part: pd.DataFrame) -> dict:
-    """Return the increase over the tokens of a part, over draws, with its standard error over the text if there are
-    several sequences, and the rounded number of these tokens per draw."""
+    """Return the increase over the tokens of a part, over draws, and the rounded number of these tokens per draw.
+
+    If there are several sequences, include the standard error over the text.
+    """
     by_draw = part.groupby("draw")["increase"].agg(math.fsum).reindex(range(draws), fill_value=0.0)
     by_sequence = part.groupby("sequence")["increase"].agg([math.fsum, "size"]).reindex(range(sequences), fill_value=0)
     sums, counts = (by_sequence / draws).to_numpy().T.tolist()
@@ -122,7 +124,7 @@ def _tokens(table: pd.DataFrame, names: TokenNames, total: Callable[[pd.DataFram
 
 def _contexts(table: pd.DataFrame, by_sequence: list[list]) -> list[tuple]:
     """Return the positions with the largest increases: sequence and position, values, and the surrounding ids."""
-    found = []
+    contexts = []
     means = table.groupby(["sequence", "position"])[["increase", "before"]].mean()
     for place, row in means.sort_values("increase", ascending=False, kind="stable")[:LISTED].iterrows():
         if row["increase"] > 0:
@@ -130,8 +132,8 @@ def _contexts(table: pd.DataFrame, by_sequence: list[list]) -> list[tuple]:
             tokens = next(of_seed[sequence][0] for of_seed in by_sequence if position in of_seed[sequence][1])
             window = windows_of(tokens, -1)[position].tolist()
             values = {"value": float(row["increase"]), "loss": float(row["before"])}
-            found.append(((sequence, position), values, window))
-    return found
+            contexts.append(((sequence, position), values, window))
+    return contexts
 
 
 COMPUTATION = LogitsComputation(TokenLossReader, _values, of_subject=True)

@@ -1,4 +1,4 @@
-"""The mean top-1 softmax probability: of the largest probability that a query gives to a key (LLM.int8(), 4.2)."""
+"""The mean top-1 softmax probability: the mean of the largest probability of each query (LLM.int8(), 4.2)."""
 
 import itertools
 from collections import defaultdict
@@ -14,8 +14,7 @@ def _measure(probabilities: torch.Tensor, _visible: torch.Tensor, _cross: bool) 
 
 
 def _by_ablation(visits: Visits) -> list[tuple[int, float, list[tuple[float, float]]]]:
-    """Return, for each ablation, the number of visits, their mean probability, and the sum and count of each
-    sequence."""
+    """Return, for each ablation, the number of visits, their mean probability, and each sequence's sum and count."""
     weights = visits.queries / visits.queries.mean()  # exactly 1 where all are equal
     means = (visits.measured * weights[:, None]).mean(0).tolist()
     numbers = defaultdict(itertools.count)  # by layer: each layer visits the sequences one after the other

@@ -22,8 +22,8 @@ from outliers.tracing.result import STREAM, Trace, merge_traces
 from outliers.tracing.table4 import trace_row
 from outliers.tracing.trace import traces
 
-PLACE_COLUMNS = ("feature", "layer", "role", "position", "token")  # columns of places
-NAME = "token_text"  # of a token, which its id identifies already
+PLACE_COLUMNS = ("feature", "layer", "role", "position", "token")
+NAME = "token_text"  # column dropped from rows, which have the id of the token
 
 
 class TraceMeasurement(CellMeasurement):

@@ -174,9 +174,9 @@ class TrainingMeasurement(Measurement):
         model = start(run.recipe, run.seed, find_device(run.experiment.device))
         fields = {"architecture": model.config.model_type, "parameters": model.num_parameters()}
         with naming(run.name):
-            at = {*metric.watched, run.recipe.steps}
-            seen = lambda model, _step: watch(model, run.blocks, metric.alpha)  # noqa: E731
-            logged = train(model, run.recipe, run.training_blocks(), run.folder, seen, at, model_cache.bar.update)
+            steps = {*metric.watched, run.recipe.steps}
+            observe = lambda model, _step: watch(model, run.blocks, metric.alpha)  # noqa: E731
+            logged = train(model, run.recipe, run.training_blocks(), run.folder, observe, steps, model_cache.bar.update)
             return [RunResult(fields, logged, _under_schemes(model, run.blocks, metric))]
 
     def values(self, cell: Cell, results: list[RunResult]) -> list[dict]:

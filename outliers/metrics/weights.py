@@ -17,8 +17,7 @@ from outliers.subjects.model_cache import ModelCache
 
 @inference
 def weight_errors(model: PreTrainedModel, variant: Variant) -> list[dict]:
-    """Return the values of all projections; the error is missing if a projection under the variant has no readable
-    weight."""
+    """Return the values of all projections; the error is missing where the variant leaves no readable weight."""
     with variant.on(model) as changed:
         pairs = zip(projections(model), projections(changed), strict=True)
         return [value for exact, other in pairs for value in _values(exact, weight_of(other.module))]
