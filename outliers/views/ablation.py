@@ -31,8 +31,7 @@ WIDTH = 0.38
 
 @figure_function
 def ablation_bars(measurements: pd.DataFrame, *, metric: str | None = None, ax: Axes | None = None) -> Panels:
-    """Draw top-1 softmax probability and increase of perplexity without the outlier features and without random ones,
-    by method.
+    """Draw top-1 softmax probability and increase of perplexity without outlier or random features, by method.
 
     Example:
         >>> panels = outliers.plot.ablation_bars(outliers.ablate(model, blocks, features=[3]))
@@ -45,12 +44,12 @@ def ablation_bars(measurements: pd.DataFrame, *, metric: str | None = None, ax: 
     metrics = chosen("metric", metric, [name for name in METRICS if name in summary], ax)
     methods = [method for method in summary["method"].unique() if method]
     panels = panels_of(ax, 1, len(metrics), (3.6 * len(metrics), 3.2))[0]
-    as_it_is = summary.loc[summary["subject"] == "none"].iloc[0]
+    unmodified = summary.loc[summary["subject"] == "none"].iloc[0]
     for axes, metric in zip(panels, metrics, strict=True):
         label, unit = METRICS[metric]
         _bars(axes, summary, methods, metric, unit)
         line = {"color": "black", "linestyle": "--", "label": "unmodified model"}
-        axes.axhline(unit * as_it_is[metric], **line)
+        axes.axhline(unit * unmodified[metric], **line)
         axes.set(xlabel="replacement of the features' values", ylabel=label)
         axes.set_xticks(range(len(methods)), methods)
     legend(ax, axes, panels[0].get_legend_handles_labels()[0], "upper center", 3 if len(metrics) > 1 else 1)
@@ -99,8 +98,7 @@ REMOVED = {  # subject of a row: what is removed
 
 @failures(Failures.LOST)
 def ablation_section(rows: list[dict], _context: Context | None = None) -> Section:
-    """Show the summary of an ablation as a table and bars, one section per stack, without the rows of the trace that
-    found the features; or what is lost without each expert."""
+    """Show an ablation of features as a table and bars, one section per stack; or the loss without each expert."""
     if any(row.get("subject") == "expert" for row in rows):
         return drops_section(rows)
     return by_stack([row for row in rows if "subject" in row], "ablated", _of_stack)
@@ -131,9 +129,9 @@ def ablation_summary(rows: list[dict]) -> pd.DataFrame:
         about = {name: row.get(name) for name in ("subject", "method", "draw")} | {"features": tuple(row["features"])}
         measurements.setdefault(tuple(about.values()), about)[row["metric"]] = row["value"]
         values[_group(about)][row["metric"]].append(value_of(row)._replace(deviation=0.0))
-    found = summary(damages(list(measurements.values())), rows[0]["seed"])
+    condensed = summary(damages(list(measurements.values())), rows[0]["seed"])
     unmodified = {metric: value for metric, (value,) in values["none", None, ()].items()}
-    records = [_over_text(row, values[_group(row)], unmodified) for row in found.to_dict("records")]
+    records = [_over_text(row, values[_group(row)], unmodified) for row in condensed.to_dict("records")]
     return pd.DataFrame(records)
 
 
@@ -201,9 +199,11 @@ SINGLE = Claim(
 
 
 def ablation_findings(summary: pd.DataFrame) -> list[Finding]:
-    """State three findings of an ablation, as far as they exceed scatter: the increase of perplexity by each method
-    beside that without random features; the top-1 softmax probability without the features, if random features have a
-    different effect; and the single feature whose removal costs most.
+    """State three findings of an ablation, as far as they exceed scatter.
+
+    They are the increase of perplexity by each method, beside that without random features; the top-1 softmax
+    probability without the features, if random features have a different effect; and the single feature whose removal
+    costs most.
 
     summary: as `ablation_summary` or `outliers.metrics.ablations.summary` returns it.
     """
@@ -242,14 +242,12 @@ def _with_control(row: dict, control: dict) -> dict:
 
 
 def _change(row: dict) -> Value:
-    """Return the increase of perplexity in a row of a summary; a summary made in Python has no scatter over the
-    text."""
+    """Return the increase of perplexity in a row of a summary; one made in Python has no scatter over the text."""
     return row["damage_value"] if "damage_value" in row else Value(row["damage"], _deviation(row, "damage"))
 
 
 def _deviation(row: dict, metric: str) -> float:
-    """Return the standard deviation of a metric over single draws of random features, rounding included; 0 for named
-    features.
+    """Return the standard deviation of a metric over draws of random features, and rounding; 0 for named features.
 
     The 95 % interval of the mean of n draws is about four standard deviations wide, divided by √n.
     """

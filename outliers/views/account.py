@@ -61,10 +61,10 @@ def _findings(parts: Iterable[Iterable[Finding]]) -> list[Finding]:
     """Choose at most `FINDINGS` findings: the first of every part on each feature, before further ones."""
     ranked = []
     for findings in parts:
-        told: Counter[int] = Counter()
+        counts: Counter[int] = Counter()
         for finding in findings:
-            ranked.append((told[finding.feature], finding))
-            told[finding.feature] += 1
+            ranked.append((counts[finding.feature], finding))
+            counts[finding.feature] += 1
     features = list(dict.fromkeys(finding.feature for _, finding in ranked))
     chosen = sorted(ranked, key=itemgetter(0))[:FINDINGS]
     return sorted((finding for _, finding in chosen), key=lambda finding: features.index(finding.feature))

@@ -31,7 +31,7 @@ class ModelAnatomy:
     kind: the type of the model. family: causal, masked, seq2seq or vision. layers: their number. features: of the
     residual stream. parameters: of the whole model. table: a row for each module of each kind of layer, with the layers
     of this kind, the norm in front, the role of what the module reads, its shape, its parameters, whether schemes
-    quantize it, and what else is to be said.
+    quantize it, and a note.
     """
 
     kind: str
@@ -97,16 +97,16 @@ def _config(name: str) -> PretrainedConfig:
     if name in CONFIG_MAPPING and name not in known_configs() and not local_place(name):
         try:
             return AutoConfig.for_model(name)
-        except Exception as error:  # the default configuration of a type may be none that it takes
+        except Exception as error:  # the default configuration of a type may be invalid
             raise UserError(f"transformers has no default configuration of '{name}' ({error}); give a model") from None
     return find_config(name)
 
 
 def _rows(layer: Layer) -> Iterator[tuple]:
     """Return a row for each module of a layer, with its role."""
-    anatomy, seen = layer.anatomy, set()
+    anatomy = layer.anatomy
     front = {role: norm for norm, roles in anatomy.norms.items() for role in roles}
-    front |= {one: norm for norm, of in anatomy.read_by.items() for one in of}
+    front |= {path: norm for norm, paths in anatomy.read_by.items() for path in paths}
     behind = {role: norm for norm, role in anatomy.norms_behind.items()}
 
     def row(role: str, path: str, module: nn.Module | nn.Parameter, quantized: bool, note: str = "") -> tuple:
@@ -120,8 +120,7 @@ def _rows(layer: Layer) -> Iterator[tuple]:
         if isinstance(module, ExpertProjection):  # of all experts in one row
             count = number_of(layer.module.get_submodule(anatomy.experts))
             path = path.replace(f"{anatomy.experts}.0.", f"{anatomy.experts}.0:{count}.")
-            size = count * sum(one.numel() for one in (module.weight, module.bias) if one is not None)
-        seen.add(path)
+            size = count * sum(tensor.numel() for tensor in (module.weight, module.bias) if tensor is not None)
         norm = front.get(path, front.get(role, ""))
         values = (norm, role, path, inputs, outputs, size, quantized, note)
         return tuple(zip(COLUMNS[1:], values, strict=True))
@@ -140,7 +139,6 @@ def _rows(layer: Layer) -> Iterator[tuple]:
 
 
 def _written(kind: pd.DataFrame) -> str:
-    """Format a kind of layers as a table."""
     numbers = kind["layers"].iloc[0]
     size = int(kind["parameters"].sum())
     several = len(numbers) > 1

@@ -56,7 +56,7 @@ def attention_points(rows: list[dict]) -> list[AttentionPoint]:
         AttentionPoint(
             short[row["model"], None], scheme, attention_of(remedy), value_of(row), row["cost"], row.get("alpha")
         )
-        for row, scheme, remedy in sorted(measured, key=lambda one: _order(one[-1]))
+        for row, scheme, remedy in sorted(measured, key=lambda measurement: _order(measurement[-1]))
     ]
 
 
@@ -69,7 +69,7 @@ def _apart(row: dict) -> tuple[str, Remedy | None]:
 
 
 def _order(remedy: Remedy | None) -> tuple:
-    """Sort key: attention in 16 bits, then both products in int8, then single ones; small shares in 16 bits first."""
+    """Return a sort key: attention in 16 bits, both products in int8, single ones; small shares in 16 bits first."""
     return (False,) if remedy is None else (True, remedy.roles, remedy.number)
 
 
@@ -189,8 +189,11 @@ LEFT = Claim(
 
 
 def attention_findings(points: Sequence[AttentionPoint]) -> list[Finding]:
-    """State, for each model with unquantized projections, the cost of int8 attention, which of its two products causes
-    it, and the cost that remains with the smallest share in 16 bits. A single draw gives no findings."""
+    """State, for each model with unquantized projections, the cost of int8 attention.
+
+    Also state which of its two products causes the cost, and the cost that remains with the smallest share in 16 bits.
+    A single draw gives no findings.
+    """
     points = [point for point in points if point.scheme == BASELINE and point.perplexity.deviation is not None]
     return [
         finding
@@ -212,5 +215,5 @@ def _of_model(measured: dict[str, dict]) -> list[Finding]:
         for name, point in measured.items()
         if name.startswith("int8+") and "alone" not in name
     ]
-    said = ((COST, whole), (PRODUCT, products), (LEFT, shares[:1]))
-    return [finding for claim, rows in said for finding in say(claim, rows, unquantized=unquantized)]
+    claims = ((COST, whole), (PRODUCT, products), (LEFT, shares[:1]))
+    return [finding for claim, rows in claims for finding in say(claim, rows, unquantized=unquantized)]

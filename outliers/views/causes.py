@@ -62,10 +62,10 @@ def of_runs(trained: pd.DataFrame, column: str) -> dict[str, dict[int, float]]:
 
 @figure_function
 def causes(rows: RowsOrFrame, *, run: str | None = None, ax: Axes | None = None) -> Panels:
-    """Draw the largest |x| along training runs that differ in one setting each, one panel per run, with the final
-    perplexity.
+    """Draw the largest |x| along training runs that differ in one setting each, one panel per run.
 
-    Each seed is a line. The first run, from which the others differ, is repeated in grey behind each of them.
+    Titles give the final perplexity. Each seed is a line. The first run, from which the others differ, is repeated in
+    grey behind each of them.
 
     Example:
         >>> panels = outliers.plot.causes(outliers.frame("results/kept/training-runs/causes"))
@@ -184,8 +184,11 @@ def causes_section(rows: list[dict], _context: Context | None = None) -> Section
 
 
 def ends(rows: list[dict]) -> pd.DataFrame:
-    """Return `trained` with derived columns: `max.inputs` over all roles, `kurtosis`, and `COST` of each scheme with
-    its scatter by rounding and over the text."""
+    """Return `trained` with derived columns.
+
+    They are `max.inputs` over all roles, `kurtosis`, and `COST` of each scheme with its scatter by rounding and over
+    the text.
+    """
     table, values = trained(rows), _under_schemes(rows)
     table["max.inputs"] = table[table.columns.intersection(INPUTS)].max(axis=1)
     table["kurtosis"] = table[KURTOSES].max(axis=1)
@@ -199,7 +202,7 @@ def ends(rows: list[dict]) -> pd.DataFrame:
 
 
 def _under_schemes(rows: list[dict]) -> dict[tuple, dict[str, Value]]:
-    """Return the perplexity of each run and seed under each scheme; NaN under those without a number."""
+    """Return the perplexity of each run and seed under each scheme; NaN where it is no number."""
     values: dict[tuple, dict[str, Value]] = defaultdict(lambda: defaultdict(lambda: Value(math.nan)))
     for row in comparable_rows(rows):
         if row["metric"].startswith(UNDER):
@@ -214,8 +217,7 @@ def _schemes(table: pd.DataFrame) -> list[str]:
 
 
 def causes_table(models: pd.DataFrame) -> Table:
-    """Make a table with one row per run: the mean over seeds with its interval, or, if all runs have one seed, values
-    with their scatter."""
+    """Make a table with one row per run: means over seeds with intervals, or values with scatter for a single seed."""
     several = models["seed"].nunique() > 1
     columns = [*COLUMNS, *(MetricColumn(f"{scheme} (%)", COST + scheme, "+z.2f") for scheme in _schemes(models))]
     cells, data = [], []
@@ -259,8 +261,9 @@ COSTS = Claim(
 
 
 def causes_findings(ends: pd.DataFrame, at: str) -> list[Finding]:
-    """State in which runs outlier features emerge, how runs differ from the first beyond the scatter over seeds (with
-    one seed per run: the range of the largest |x|), and the largest cost of absmax.
+    """State in which runs outlier features emerge, how runs differ from the first, and the largest cost of absmax.
+
+    Differences exceed the scatter over seeds; with one seed per run, the range of the largest |x| is stated instead.
 
     ends: the result of `ends`, one row per run and seed. at: name of the table that shows it.
     """

@@ -35,8 +35,8 @@ def _of_model(rows: list[dict], number: int) -> Section:
     return Section(f"Continuations by {name}", rows, table.printed, [table], findings=findings)
 
 
-def _shared(one: list[int], other: list[int]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+def _shared(exact: list[int], other: list[int]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(exact, other, strict=False)))
 
 
 def _sentence(name: str, row: dict, tokens: int) -> str:

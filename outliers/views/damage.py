@@ -43,9 +43,9 @@ PLACE_LABELS = {"role": 8, "layer": 16, "stack": 8}  # labels that fit below a p
 def damage_map(
     damages: "Damages | ByVariant", *, variant: str | None = None, error: str | None = None, ax: Axes | None = None
 ) -> Panels:
-    """Draw a map of roles by layers: the largest output error ‖Y_q − Y‖² / ‖Y‖² of a role's projections in dB, one row
-    of panels per variant.
+    """Draw a map of roles by layers: the largest output error ‖Y_q − Y‖² / ‖Y‖² of a role's projections in dB.
 
+    Each variant has a row of panels.
     All maps share one scale: the smallest hundredth of the errors has the darkest colour, and errors far beyond all
     others have the lightest. Grey marks places where nothing is quantized, or where the error is 0.
 
@@ -84,8 +84,7 @@ def _by_variant(damages: "Damages | ByVariant") -> ByVariant:
 
 
 def _scale(errors: list[np.ndarray]) -> tuple[Normalize, str]:
-    """Return a colour scale from the faintest errors to the largest; an error farther from the others than they span is
-    clipped."""
+    """Return a colour scale from the faintest errors to the largest, without those farther off than the others span."""
     finite = np.concatenate([values[np.isfinite(values)] for values in errors])
     if not len(finite):
         return Normalize(0, 1), "neither"
@@ -145,8 +144,7 @@ def _measured_places(damages: ByVariant) -> list[str]:
 
 
 def _aligned(tables: list[pd.DataFrame], place: str) -> list[pd.DataFrame]:
-    """Give the tables of several schemes the same rows, one for each place in any of them, because their panels share
-    an axis."""
+    """Give the tables of several schemes the same rows, one for each place in any of them: panels share an axis."""
     every = dict.fromkeys(name for table in tables for name in table[place])
     return [table.set_index(place).reindex(list(every)).reset_index() for table in tables]
 
@@ -251,8 +249,7 @@ def damage_rows_section(rows: list[dict], context: Context) -> Section:
 
 
 def damage_section(rows: list[dict], names: TokenNamer) -> Section:
-    """Show where schemes break the model: findings, the tables behind them, the map of errors, and the bars of roles
-    and layers.
+    """Show where schemes break the model: findings, their tables, the map of errors, and bars of roles and layers.
 
     names: a function from token id to name, see `outliers.text.tokens`.
     """
@@ -313,8 +310,10 @@ def _models(damages: ByVariant) -> list[Table]:
 
 
 def _places(field: str, damages: ByVariant) -> list[Table]:
-    """Make the table of perplexities by role, layer, stack or head under each variant; long ones (layers, heads) are
-    folded, and of experts only the most costly are shown."""
+    """Make the table of perplexities by role, layer, stack, head or expert under each variant.
+
+    Tables of layers and heads are folded; of experts only the most costly are shown.
+    """
     tables = {variant: getattr(damage, f"{field}s") for variant, damage in damages.items()}
     data = pd.concat([table.assign(variant=variant) for variant, table in tables.items()], ignore_index=True)
     if data.empty:
@@ -332,7 +331,7 @@ def _places(field: str, damages: ByVariant) -> list[Table]:
         columns.insert(4, KL)
         caption += f" KL: mean divergence from the predictions of the unquantized model with this {field} alone."
     shown = data
-    if field == "expert":  # of which there are too many to read
+    if field == "expert":  # too many to read
         data = data.sort_values("perplexity_only", ascending=False, kind="stable")
         data = pd.concat([data[data["variant"] == variant] for variant in damages])
         shown = data.groupby("variant", sort=False).head(WORST)
@@ -341,8 +340,8 @@ def _places(field: str, damages: ByVariant) -> list[Table]:
 
 
 def _taken(damages: ByVariant) -> str:
-    done = {"from the other model" if is_against(variant) else "quantized" for variant in damages}
-    return " or ".join(sorted(done, reverse=True))
+    words = {"from the other model" if is_against(variant) else "quantized" for variant in damages}
+    return " or ".join(sorted(words, reverse=True))
 
 
 def _worst(errors: pd.DataFrame) -> list[Table]:
@@ -400,9 +399,10 @@ OF_ERRORS = Claim(
 
 
 def damage_findings(damages: Mapping[str, Damages], names: TokenNamer, scatter: str = "rounding") -> list[Finding]:
-    """State the findings of each variant, the most costly first: its cost, and the role and value that cause it; of the
-    most costly also the layers and heads; and of each the projection with the largest error.
+    """State the findings of each variant, the most costly first.
 
+    They are its cost, the role and value that cause it, and the projection with the largest error; for the most costly
+    variant also layers, heads and experts.
     With a single draw, roles and layers cannot be told apart, so errors of projections come first. scatter: name of
     what scatters the values.
     """
@@ -429,11 +429,10 @@ def _of_model(damage: Damages, scatter: str) -> list[Finding]:
 
 
 def _alone(damage: Damages, field: str) -> list[dict]:
-    """Return roles, layers or heads in the order of their cost `alone`, with the `share` of this cost in the increase
-    of log-perplexity, and the cost `left` with the place exact.
+    """Return roles, layers or heads, the one with the largest cost `alone` first.
 
-    The rounding scatter of places that were measured once is that of the whole model; none are returned if it is
-    unknown, too.
+    Each has the `share` of this cost in the increase of log-perplexity, and the cost `left` with the place exact.
+    Places that were measured once get the rounding scatter of the whole model; if that is unknown, too, return none.
     """
     table, rise, whole = getattr(damage, f"{field}s"), damage.model["damage"], damage.costs[OF_ALL]
     if whole.deviation is None and any(cost.deviation is None for cost in damage.costs.values()):
@@ -450,16 +449,14 @@ def _alone(damage: Damages, field: str) -> list[dict]:
 
 
 def _scattered(cost: Value | None, whole: Value) -> Value | None:
-    """Return the cost of a place with the rounding scatter of the whole model, relative to the perplexity, if its own
-    is unknown."""
+    """Return the cost of a place, with the relative rounding scatter of the whole model if its own is unknown."""
     if cost is None or cost.deviation is not None:
         return cost
     return cost._replace(deviation=whole.deviation * (1 + cost.mean) / (1 + whole.mean))
 
 
 def _of_roles(damage: Damages, names: TokenNamer) -> list[Finding]:
-    """State which role causes most of the damage, if it costs more than the next, and its largest input, if inputs were
-    measured."""
+    """State which role causes most of the damage, if it costs more than the next, and its largest input, if known."""
     roles = _alone(damage, "role")
     for role in roles[:1]:
         role["which"] = "Most" if role["share"] > 0.5 else "The largest part"
@@ -485,8 +482,7 @@ def _of_errors(damage: Damages) -> list[Finding]:
 
 
 def damage_explorer(damages: Mapping[str, "Damages"]) -> list[Explorer]:
-    """Make an explorer of output errors by layer and projection, with one map per variant and average; none without
-    errors."""
+    """Make an explorer of output errors by layer and projection, a map per variant and average; none without errors."""
     maps = [
         map_of(f"{variant}, {words}", "projection", _table(damage.errors, column), column)
         for variant, damage in damages.items()
@@ -495,7 +491,7 @@ def damage_explorer(damages: Mapping[str, "Damages"]) -> list[Explorer]:
     ]
     if not maps:
         return []
-    norm, extend = _scale([one["values"] for one in maps])
+    norm, extend = _scale([table["values"] for table in maps])
     clipped = f", clipped at {decibels(norm.vmax)} dB" if extend == "both" else ""
     scales = {"linear": Scale(norm, colormaps[HEAT], clipped)}
     words = {"row": "layer", "value": "error of outputs", "choice": "variant", "unit": " dB"}

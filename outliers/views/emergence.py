@@ -31,9 +31,9 @@ NONE = "hollow: no outlier feature,\nthe one that comes nearest"
 
 
 def by_model(rows: RowsOrFrame) -> pd.DataFrame:
-    """Return the metrics of `table4_row` and the fields `ABOUT` and `BITS` as columns, with one row per model and
-    checkpoint in the order of the rows, and the errors of `SCATTERED` as columns NAME_error.
+    """Return one row per model and checkpoint, in the order of the rows.
 
+    Columns are the metrics of `table4_row`, the fields `ABOUT` and `BITS`, and NAME_error with errors of `SCATTERED`.
     An encoder-decoder has one row per view; those of its stacks share the value of `WHOLE`. The index is the model's
     short name, or its full name where two models share the short one, followed by the view, if there is one.
     """
@@ -55,8 +55,7 @@ def by_model(rows: RowsOrFrame) -> pd.DataFrame:
 
 
 def _errors(row: dict) -> dict:
-    """Return the standard errors over the text of a row's perplexity and bits per byte, or of its top-1 softmax
-    probability, as columns, if it knows them."""
+    """Return the known standard errors over the text of a perplexity and bits per byte, or of a top-1 probability."""
     fields = SCATTERED if row["metric"] == "perplexity" else {metric_of(row): "value"}
     known = row["metric"] in ("perplexity", "top1_softmax")
     errors = {name: value_of(row, field).error for name, field in fields.items() if known}
@@ -70,8 +69,10 @@ def metric_of(row: dict) -> str:
 
 
 def distinct_models(rows: RowsOrFrame) -> pd.DataFrame:
-    """Return one row per model: the first of revisions with the same weights, and of an encoder-decoder the stack in
-    which the most common feature affects most positions."""
+    """Return one row per model: the first of revisions with the same weights, and one stack of an encoder-decoder.
+
+    It is the stack in which the most common feature affects most positions.
+    """
     models = by_model(rows)
     most = models.reset_index().sort_values("positions", ascending=False, kind="stable").drop_duplicates(WHOLE)
     models = models.iloc[sorted(most.index[most[WHOLE].notna()])]
@@ -142,8 +143,7 @@ def fits_of(models: pd.DataFrame) -> dict[str, Fit | None]:
 
 @figure_function
 def figure3(rows: RowsOrFrame, *, panel: str | None = None, paper: bool = True, ax: Axes | None = None) -> Panels:
-    """Draw the layers and positions that the most common outlier feature affects, (a) by model size and (b) by
-    perplexity.
+    """Draw the layers and positions that the most common outlier feature affects, (a) by size and (b) by perplexity.
 
     (b) includes the exponentials of `fits_of` whose intervals show growth. If all rows are checkpoints of one model,
     (a) is by training step, without the published models.
@@ -161,8 +161,7 @@ def figure3(rows: RowsOrFrame, *, panel: str | None = None, paper: bool = True, 
 
 @figure_function
 def figure4(rows: RowsOrFrame, *, panel: str | None = None, paper: bool = True, ax: Axes | None = None) -> Panels:
-    """Draw (a) the median magnitude of the most common outlier feature and (b) the number of outlier features, by
-    perplexity.
+    """Draw (a) the median magnitude of the most common outlier feature and (b) the number of them, by perplexity.
 
     Hollow markers in (a) are models without an outlier feature by the criterion, but with an outlier value.
 
@@ -234,8 +233,8 @@ def _magnitude(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> lis
     handles = _publish(axes, published.abs(), "perplexity", 1, "median")
     style = {"color": color_of("blue"), "linestyle": "none"}
     for marker, group in _by_marker(models):
-        for fill, some in (("full", group[group["count"] > 0]), ("none", group[group["count"] == 0])):
-            _plot(axes, some, "perplexity", some["median"].abs(), {**style, "marker": marker, "fillstyle": fill})
+        for fill, points in (("full", group[group["count"] > 0]), ("none", group[group["count"] == 0])):
+            _plot(axes, points, "perplexity", points["median"].abs(), {**style, "marker": marker, "fillstyle": fill})
     for alpha in models["alpha"].dropna().unique():
         threshold(axes, alpha)
     axes.set_ylabel("median |x|, most common outlier")
@@ -265,8 +264,7 @@ def _whole_perplexity_axis(axes: Axes, models: pd.DataFrame, published: pd.DataF
 
 
 def _publish(axes: Axes, published: pd.DataFrame, x: str | None, unit: float, *columns: str) -> list:
-    """Plot the published models in grey below everything else, unless x is not a property of theirs; return the
-    handles."""
+    """Plot the published models in grey below everything else, unless x is None, and return the handles."""
     handles = []
     for name, fill in zip(columns, ("full", "none"), strict=False):
         style = {"color": GREY, "marker": "o", "fillstyle": fill, "linestyle": "none"}
@@ -277,8 +275,7 @@ def _publish(axes: Axes, published: pd.DataFrame, x: str | None, unit: float, *c
 
 
 def _with_size(models: pd.DataFrame) -> tuple[pd.DataFrame, str | None, Callable[[Axes], None]]:
-    """Return the models with a column `size`, the name of the column that it repeats, and the function that draws its
-    axis.
+    """Return the models with a column `size`, the name of the column that it repeats, and the function for its axis.
 
     The size is the number of parameters; if all models have the same number, it is the training step, which has no
     column (None).
@@ -366,8 +363,7 @@ OF_BITS = ("Bits/byte", scattered(BITS, ".3f"))  # follows perplexity, which is 
 
 
 def table4(rows: list[dict]) -> pd.DataFrame:
-    """Return one row per model with the columns of the paper's Table 4; fractions and probabilities are not in per
-    cent.
+    """Return one row per model with the columns of the paper's Table 4; fractions and probabilities are shares.
 
     The columns of the most common outlier feature are empty (NaN) for a model without outlier features.
     """
@@ -429,8 +425,10 @@ GROWTH = Claim(
 
 
 def emergence_findings(models: pd.DataFrame, fits: Mapping[str, Fit | None], at: str) -> list[Finding]:
-    """State how many models have outlier features, the most common feature of all, the size from which on all models
-    and below which no model has them, if there is one, and their growth as perplexity falls.
+    """State how many models have outlier features, the most common feature, and how features grow with size.
+
+    If there is one, state the size from which on all models and below which no model has them; and their growth as
+    perplexity falls.
 
     models: one row per model, as `distinct_models` returns them. at: name of the table or figure that shows them.
     """

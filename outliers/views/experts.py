@@ -21,8 +21,7 @@ SHOWN = 20  # experts in a table: those that cost most, and as many of those tha
 
 @figure_function
 def expert_map(costs: Mapping[str, pd.DataFrame], *, ax: Axes | None = None) -> Panels:
-    """Draw maps of experts by layers: the log-perplexity that each expert adds, all on one scale; grey where there is
-    none.
+    """Draw maps of experts by layers: the log-perplexity that each expert adds, on one scale; grey without a value.
 
     Example:
         >>> import pandas as pd
@@ -71,16 +70,16 @@ FREE = Claim(
 
 
 def drops_section(rows: list[dict]) -> Section:
-    """Show what is lost without each expert of a mixture: a table, a map and what stands out."""
+    """Show the loss without each expert of a mixture: a table, a map and findings."""
     drops = expert_drops(rows)
     (whole,) = (row["value"] for row in rows if row["subject"] == "none")
     ordered = drops.sort_values("damage", ascending=False, kind="stable")
-    few = len(ordered) <= 2 * SHOWN
-    shown = ordered if few else pd.concat([ordered.head(SHOWN), ordered.tail(SHOWN)])
+    is_short = len(ordered) <= 2 * SHOWN
+    shown = ordered if is_short else pd.concat([ordered.head(SHOWN), ordered.tail(SHOWN)])
     nothing = pd.DataFrame([{"place": NOTHING, "perplexity": whole}])
     data = ordered.drop(columns="value")
     table = Table.of(
-        "experts", CAPTION + ("" if few else SOME), COLUMNS, data, pd.concat([nothing, shown], ignore_index=True)
+        "experts", CAPTION + ("" if is_short else SOME), COLUMNS, data, pd.concat([nothing, shown], ignore_index=True)
     )
     drawings = [Drawing.of("experts", FIGURE, expert_map({"": drops}))]
     title = f"Experts of {subject_of(rows[0] | {'variant': rows[0].get('scheme', BASELINE)})}"

@@ -40,8 +40,7 @@ def rows_of_watched(rows: RowsOrFrame) -> dict[str, list[dict]]:
 
 
 def watched(rows: RowsOrFrame) -> dict[str, pd.DataFrame]:
-    """Return a table for each entry of `rows_of_watched`, with one row per step: `step`, `alpha`, and the metrics of
-    `outliers.watch`."""
+    """Return a table for each entry of `rows_of_watched`: by step, `step`, `alpha`, and metrics of `outliers.watch`."""
     tables = {name: checkpoints(rows_of_model, ["alpha"]) for name, rows_of_model in rows_of_watched(rows).items()}
     return {name: table.sort_values("step", ignore_index=True) for name, table in tables.items()}
 

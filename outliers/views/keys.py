@@ -37,13 +37,12 @@ LEAST = 0.5  # of a map's scale, in multiples of the median; smaller values have
 
 @figure_function
 def key_map(rows: RowsOrFrame, *, role: str | None = None, ax: Axes | None = None) -> Panels:
-    """Draw a map of layers by channels of the concatenated heads: the largest |key| and |value| relative to the median
-    channel of the head.
+    """Draw maps of the largest |key| and |value| by layer and channel, relative to the median channel of the head.
 
-    Channels that exceed three times the median in a tenth of the layers are numbered above, within their head. All
-    panels share one logarithmic scale, which begins at half the median; smaller values have the darkest colour. Lines
-    separate up to 16 heads. If there are more than 1,024 channels, neighbours share a column that shows their largest
-    value.
+    Columns are the channels of the concatenated heads. Channels that exceed three times the median in a tenth of the
+    layers are numbered above, within their head. All panels share one logarithmic scale, which begins at half the
+    median; smaller values have the darkest colour. Lines separate up to 16 heads. If there are more than 1,024
+    channels, neighbours share a column that shows their largest value.
 
     Example:
         >>> panels = outliers.plot.key_map(outliers.frame("results/kept/keys"))
@@ -80,8 +79,7 @@ def _scale(ratios: Iterable[np.ndarray], colors: str) -> Scale:
 
 
 def key_ratios(rows: RowsOrFrame, role: str, side: str) -> pd.DataFrame:
-    """Return the largest |x| of each channel relative to the median channel of its head: layers as rows, (head,
-    channel) as columns."""
+    """Return the largest |x| relative to the median channel of the head, by layer (index) and (head, channel)."""
     by_layer: dict[int, dict] = {}
     for row in comparable_rows(rows):
         if row["metric"] == "keys.head" and (row["role"], row["side"]) == (role, side):
@@ -222,9 +220,12 @@ STANDING_OUT = Claim(
 
 
 def _findings(rows: list[dict], channels: pd.DataFrame, layers: pd.DataFrame) -> list[Finding]:
-    """State the largest key entry; in how many layers the largest key channel is constant, if in most; the largest bias
+    """State the findings on channels, as far as they hold.
+
+    They are the largest key entry; in how many layers the largest key channel is constant, if in most; the largest bias
     that accounts for most of its keys; the feature that writes most of the largest key channels; and how many channels
-    stand out of their heads."""
+    stand out of their heads.
+    """
     keys = channels[channels["role"] == "keys"]
     behind = keys[keys["side"] == AFTER].sort_values("value", ascending=False, kind="stable")
     first = [_first(table)["constant"] >= CONSTANT for table in (_projected(keys), behind)]
@@ -232,14 +233,14 @@ def _findings(rows: list[dict], channels: pd.DataFrame, layers: pd.DataFrame) ->
     about = {"constant": constant, "layers": len(first[0]), "after": after if (keys["side"] == BEFORE).any() else None}
     about["least"] = CONSTANT
     biased = layers[(layers["role"] == "keys") & layers["bias"].notna()]
-    made = biased[biased["bias_share"] >= MOST].sort_values("bias", ascending=False, kind="stable")
+    by_bias = biased[biased["bias_share"] >= MOST].sort_values("bias", ascending=False, kind="stable")
     maps = [key_ratios(rows, *KEYS[name]).to_numpy() for name in ("keys", "values")]
     out, every = [int(np.sum(ratios > STANDS_OUT)) for ratios in maps], [ratios.size for ratios in maps]
     numbers = {"keys": out[0], "values": out[1], "every_key": every[0], "every_value": every[1], "times": STANDS_OUT}
     return [
         *say(LARGEST, behind.to_dict("records")),
         *say(OF_LAYERS, [about] * (2 * constant > len(first[0]))),
-        *say(BY_BIAS, made.to_dict("records"), median_bias=biased["bias"].median()),
+        *say(BY_BIAS, by_bias.to_dict("records"), median_bias=biased["bias"].median()),
         *writing_findings(rows)[:1],
         *say(STANDING_OUT, [numbers]),
     ]
@@ -251,15 +252,13 @@ def _first(keys: pd.DataFrame) -> pd.DataFrame:
 
 
 def _projected(keys: pd.DataFrame) -> pd.DataFrame:
-    """Return the channels as projections output them; where attention multiplies those outputs directly, they are
-    recorded on the other side."""
+    """Return the channels as projections output them; if attention multiplies the outputs directly, side is AFTER."""
     rotated = keys.loc[keys["side"] == BEFORE, "layer"]
     return keys[(keys["side"] == BEFORE) | ~keys["layer"].isin(rotated)]
 
 
 def writing_findings(rows: list[dict]) -> list[Finding]:
-    """State which features write most of the mean of the largest key channel, in layers where that channel is constant;
-    features of most layers first."""
+    """State which features write most of the mean of constant largest key channels, features of most layers first."""
     channels = _of(rows, "channel")
     first = _first(_projected(channels[channels["role"] == "keys"]).dropna(subset=["terms"])).to_dict("records")
     first = [row | {"feature": row["features"][0], "term": row["terms"][0]} for row in first]
@@ -267,16 +266,16 @@ def writing_findings(rows: list[dict]) -> list[Finding]:
     of_features = sorted(grouped(led, itemgetter("feature")).values(), key=lambda led: -len(led))
     return [
         finding
-        for of_one in of_features
-        for finding in say(WRITTEN, of_one, layers=sorted(int(row["layer"]) for row in of_one))
+        for channels_led in of_features
+        for finding in say(WRITTEN, channels_led, layers=sorted(int(row["layer"]) for row in channels_led))
     ]
 
 
-def keys_explorer(rows: list[dict], of: str) -> Explorer:
-    """Make an explorer of the largest |x| relative to the median channel of the head: keys and values by channel;
-    queries, keys and values by head.
+def keys_explorer(rows: list[dict], subject: str) -> Explorer:
+    """Make an explorer of the largest |x| relative to the median channel of the head.
 
-    rows: of the metric `keys`, of one model under one variant. of: the name of both.
+    Keys and values are shown by channel; queries, keys and values by head. rows: of the metric `keys`, of one model
+    under one variant. subject: the name of both.
     """
     maps = [
         map_of(f"{role} {SIDES[side]}, by channel", "head:channel", _with_names(ratios), f"{role} by channel")
@@ -288,14 +287,13 @@ def keys_explorer(rows: list[dict], of: str) -> Explorer:
     for (role, side), states in frame.groupby(["role", "side"], sort=False):
         table = states.pivot_table(index="layer", columns="head", values="times").rename(columns="head {}".format)
         maps.append(map_of(f"{role} {SIDES[side]}, by head", "head", table, f"{role} by head"))
-    title, value = f"Explore queries, keys and values of {of}", "largest |x| / median"
-    scales = {"log": _scale([one["values"] for one in maps], HEAT)}
+    title, value = f"Explore queries, keys and values of {subject}", "largest |x| / median"
+    scales = {"log": _scale([table["values"] for table in maps], HEAT)}
     return of_tables(title, maps, row="layer", value=value, choice="states", scales=scales)
 
 
 def _with_names(table: pd.DataFrame) -> pd.DataFrame:
-    """Name the columns (head, channel) of a table; if they are many, neighbours share a column that shows their largest
-    value."""
+    """Name the columns (head, channel) of a table; many columns are pooled to the largest value of neighbours."""
     share = -(-table.shape[1] // MOST_COLUMNS)
     names = [f"{head}:{channel}" for head, channel in table.columns[::share]]
     return pd.DataFrame(pooled(table.to_numpy(), share), table.index, names)

@@ -18,8 +18,7 @@ def linear_layer_section(rows: list[dict], _context: Context | None = None) -> S
 
 
 def speeds(rows: list[dict]) -> pd.DataFrame:
-    """Return the speedup over 16 bits by way to multiply (index, in the order of the rows) and model dimension
-    (columns, ascending)."""
+    """Return the speedup over 16 bits by way (index, in the order of the rows) and model dimension (ascending)."""
     frame = pd.DataFrame(times_of(rows), columns=["way", "dimension", "value"])
     dimensions = sorted(set(frame["dimension"].tolist()), key=layer_shape)
     return frame.pivot(index="way", columns="dimension", values="value").loc[frame["way"].unique(), dimensions]

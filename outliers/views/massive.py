@@ -22,7 +22,7 @@ HEADS_CAPTION = (
     "Heads with the most attention to the first position: its mean share over later queries, and its margin in nats "
     "over the other visible positions."
 )
-SAID = {
+DESCRIPTIONS = {
     "nothing": "nothing",
     "weight": "the weight {weight}",
     "neuron": "the whole neuron",
@@ -30,7 +30,7 @@ SAID = {
     "feature": "feature {feature} at all its readers",
     "position": "the first position in all attention",
 }
-TOLD = ("weight", "activation", "position")  # removals that sentences report
+REPORTED = ("weight", "activation", "position")  # removals that sentences report
 COLUMNS = (
     ("removed", "{without}"),
     ("perplexity", "{perplexity:,.2f}"),
@@ -62,9 +62,12 @@ def massive_section(rows: list[dict]) -> Section:
 
 
 def becomes_of(rows: list[dict]) -> pd.DataFrame:
-    """Return one row per removal: `removed`, in words `without`, `perplexity`, `cost` (relative increase) with its
-    `cost_error` over the text, the largest `entry` of the residual stream with `feature`, `layer` and `position`, and
-    `share` and `heads` of the attention to the first position."""
+    """Return one row per removal.
+
+    Columns are `removed`, in words `without`, `perplexity`, `cost` (relative increase) with its `cost_error` over the
+    text, the largest `entry` of the residual stream with `feature`, `layer` and `position`, and `share` and `heads` of
+    the attention to the first position.
+    """
     plain = [row for row in rows if row["variant"] == BASELINE]
     rows_removed: list[dict] = []
     for removed, variant in removals(plain).items():
@@ -79,7 +82,7 @@ def becomes_of(rows: list[dict]) -> pd.DataFrame:
         rows_removed.append(
             {
                 "removed": removed,
-                "without": SAID[removed].format(**variant.fields(), feature=feature),
+                "without": DESCRIPTIONS[removed].format(**variant.fields(), feature=feature),
                 "perplexity": perplexity.mean,
                 "cost": cost.mean,
                 "cost_error": cost.error,
@@ -114,6 +117,8 @@ def massive_findings(rows: list[dict]) -> list[Finding]:
     """State the largest entry and the attention to the first position, then how removals change both."""
     whole, *others = becomes_of(rows).to_dict("records")
     kind = "a massive activation" if abs(whole["entry"]) > MASSIVE else "not a massive activation"
-    told = [row for row in others if row["removed"] in TOLD and whole["heads"]]
-    without = say_each(WITHOUT, (row | {"feature": whole["feature"], "change": value_of(row, "cost")} for row in told))
+    reported = [row for row in others if row["removed"] in REPORTED and whole["heads"]]
+    without = say_each(
+        WITHOUT, (row | {"feature": whole["feature"], "change": value_of(row, "cost")} for row in reported)
+    )
     return [*say(LARGEST, [whole], kind=kind), *without]

@@ -19,15 +19,15 @@ SEVERAL = "Of {} each cell has several, which values.csv lists."
 def view_of(metric: type[Metric]) -> View | None:
     """Return the view of a metric: its own, or the function `NAME_section` of the file of its name in this room."""
     file = f"{__package__}.{metric.name}"
-    there = metric.view is None and importlib.util.find_spec(file)
-    return getattr(importlib.import_module(file), f"{metric.name}_section", None) if there else resolved(metric.view)
+    has_file = metric.view is None and importlib.util.find_spec(file)
+    return getattr(importlib.import_module(file), f"{metric.name}_section", None) if has_file else resolved(metric.view)
 
 
 @failures(Failures.SHOWN)
 def measured_section(rows: list[dict], context: Context) -> Section:
     """Show one row per value, with its standard deviation if there were draws, then the views of metrics that have one.
 
-    The view of a single metric shows its values, whose table is folded then.
+    The view of a single metric shows its values already, so the table is folded then.
 
     context: of an `outliers.Cells`. Each view takes the rows of its metric.
     """
@@ -37,10 +37,10 @@ def measured_section(rows: list[dict], context: Context) -> Section:
     for name, record in zip(names, records(measured), strict=True):
         by_metric[name].append(record)
     views = {metric.name: view_of(type(metric)) for metric in context.experiment.parametrized_metrics}
-    sections = [part_of(views[name], found, context)[0] for name, found in by_metric.items() if views[name]]
+    sections = [part_of(views[name], group, context)[0] for name, group in by_metric.items() if views[name]]
     table = values_table(rows, parts=["stack"])
     shown = set(table.data["metric"])
-    several = [name for name, found in by_metric.items() if not any(one["metric"] in shown for one in found)]
+    several = [name for name, group in by_metric.items() if not any(row["metric"] in shown for row in group)]
     if several:
         table = table._replace(caption=f"{table.caption} {SEVERAL.format(listed(several))}")
     alone = len(sections) == len(views) == 1

@@ -12,7 +12,9 @@ from outliers.show.tables import Table, scattered
 from outliers.show.value import grouped
 from outliers.show.words import count, part
 
-ABOUT_THE_SAME = 0.95  # of the largest one's parameters: models named together, as OPT-175B and BLOOM
+ABOUT_THE_SAME = (
+    0.95  # share of the largest model's parameters from which models are named together, as OPT-175B and BLOOM
+)
 HARDWARE = ["owner", "hardware", "gpus", "gigabytes"]
 NEEDS = {"weights 16": "16-bit weights", "weights 8": "8-bit weights", "cache": "cache", "activations": "activations"}
 TOTALS = {"total 16": "16-bit total", "total 8": "8-bit total"}
@@ -64,8 +66,7 @@ def _paper_name(model: str) -> str:
 
 
 def largest_table(rows: list[dict]) -> Table | None:
-    """Make Table 3 as in the paper, with a larger model outside the candidates in brackets; None if no hardware was
-    given."""
+    """Make Table 3, with a larger model that is no candidate in brackets; None if no hardware was given."""
     table = largest(rows)
     if table.empty:
         return None
@@ -138,8 +139,7 @@ def _contexts(table: pd.DataFrame, most: int) -> str:
 
 
 def memory_findings(largest: pd.DataFrame, footprints: pd.DataFrame) -> list[Finding]:
-    """State on how much hardware a larger model fits in 8 bits than in 16, with an example, and the share of memory
-    that models need in 8 bits.
+    """State on how much hardware a larger model fits in 8 bits, and the share of memory that models need in 8 bits.
 
     largest, footprints: the results of the functions of these names.
     """

@@ -64,8 +64,7 @@ TICKS = 8  # most layers with a tick
 def life_line(
     account: "WriterAccount | RowsOrFrame", *, feature: int | None = None, at: str | None = None, ax: Axes | None = None
 ) -> Panels:
-    """Draw, layer by layer, the contributions of attention and feed-forward block to a feature as bars, and its state
-    as a line.
+    """Draw the contributions of attention and feed-forward block to a feature by layer as bars, its state as a line.
 
     The line shows the state before each layer and, at its end, after all layers. The band below shows the gain of each
     norm at the feature relative to the median gain of that norm: where it is dark, the feature is hidden from the
@@ -105,8 +104,11 @@ def life_line(
 
 
 def parts_of(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the contributions of parts of layers: `feature`, `layer` (−1: before all), `part`, `value` (mean after the
-    first position), `first` (at the first position)."""
+    """Return the contributions of parts of layers.
+
+    Columns are `feature`, `layer` (−1: before all), `part`, `value` (mean after the first position) and `first` (at the
+    first position).
+    """
     writers = rows[rows["metric"] == "origins.writer"]
     layer, part = writers["layer"].astype(float).fillna(BEFORE).astype(int), writers["writer"].map(PART_OF)
     groups = writers.assign(layer=layer, part=part).groupby(["feature", "layer", "part"], sort=False)
@@ -149,8 +151,7 @@ def _name_writers(axes: Axes, rows: pd.DataFrame, column: str) -> None:
 
 
 def _drawn(axes: Axes) -> np.ndarray:
-    """Return the boxes in pixels, (boxes, 4), of bars, of the line at zero, and of short pieces of the line of
-    states."""
+    """Return the boxes in pixels, (boxes, 4), of bars, of the line at zero, and of pieces of the line of states."""
     bars = [bar.get_window_extent().extents for bar in axes.patches]
     points = axes.transData.transform(axes.lines[0].get_xydata())
     pieces = np.linspace(points[:-1], points[1:], PIECES).reshape(-1, 2)
@@ -191,15 +192,16 @@ def readers_of(rows: list[dict]) -> dict[str, list[Place]]:
 
 
 def random_costs(readings: pd.DataFrame) -> dict[str, Value]:
-    """Return the increase of perplexity without a random feature at each place: the mean, with the standard deviation
-    of single features and the error over the text."""
+    """Return the mean increase of perplexity without a random feature at each place.
+
+    Its deviation is that of single features, its error that over the text.
+    """
     controls = readings[readings["subject"] == "control"].groupby("place")
     return {place: averaged(group["increase"].tolist(), group["cost"].std()) for place, group in controls}
 
 
 def reads(cost: Value, usual: Value) -> bool:
-    """Return whether a place reads a feature: the increase of perplexity without it there is at least `READ` and
-    exceeds that without random features."""
+    """Return whether the cost of removing a feature at a place is at least `READ` and exceeds that of random ones."""
     return cost.mean >= READ and cost.is_above(usual)
 
 
@@ -238,8 +240,10 @@ def writer_name(writer: Mapping | None) -> str | None:
 
 
 def _band(axes: Axes, rows: pd.DataFrame, norm: LogNorm, readers: list[Place]) -> list[Axes]:
-    """Draw the gains of the norms below the axes, one row per kind of reader, with the places that read the feature;
-    return the new axes, none if no norm is read."""
+    """Draw the gains of the norms below the axes, one row per kind of reader, with the places that read the feature.
+
+    Return the new axes; none if no norm is read.
+    """
     gates = rows[rows["metric"] == "origins.gate"]
     reads = [role for role in GATES if gates["role"].str.contains(role).any()] if len(gates) else []
     if not reads:
@@ -256,8 +260,8 @@ def _band(axes: Axes, rows: pd.DataFrame, norm: LogNorm, readers: list[Place]) -
     band.imshow(gains.clip(FAINTEST_GAIN), extent=(-0.5, gains.shape[1] - 0.5, len(reads) - 0.5, -0.5), **style)
     band.set_xlim(limits)
     for row, role in enumerate(reads):
-        there = [place.written for place in readers if set(place.parts) <= set(ROLES[role])]
-        single = [name for name in there if name != role] or there  # the whole role only if no part is known
+        of_role = [place.written for place in readers if set(place.parts) <= set(ROLES[role])]
+        single = [name for name in of_role if name != role] or of_role  # the whole role only if no part is known
         place = {"xycoords": ("axes fraction", "data"), "fontsize": "small", "va": "center"}
         if single:
             band.annotate(f"read by {', '.join(single)}", (1.01, row), **place)
@@ -380,8 +384,7 @@ WORDS = (  # columns of text
 
 
 def origins_section(rows: list[dict], _context: Context | None = None) -> Section:
-    """Show the account of features of each model under each variant; rows of other metrics are left out, such as those
-    of the trace that found the features."""
+    """Show the account of features of each model under each variant; rows of other metrics are left out."""
     sections = of_subjects(filter(is_of_writers, rows), partial(_section, every=rows))
     if len(sections) == 1:
         return sections[0]
@@ -401,8 +404,10 @@ def comparison_table(rows: list[dict]) -> Table:
 
 
 def _summed_up(rows: list[dict]) -> Iterator[dict]:
-    """Yield for each feature of an account the layer where its mean is largest, the state of random features there, and
-    the part that contributes most."""
+    """Yield for each feature the layer of its largest mean, the state of random features there, and the main part.
+
+    The main part is the one that contributes most before that layer.
+    """
     frame = pd.DataFrame(rows)
     ordinary = frame[(frame["metric"] == "origins.ordinary") & (frame["part"] == "state")].set_index("layer")["value"]
     for feature, terms in frame[frame["feature"].notna()].groupby("feature", sort=False):
@@ -469,16 +474,15 @@ SUPPRESSED = Claim(
 
 
 def origins_findings(rows: list[dict]) -> Iterator[Finding]:
-    """State for each feature which parts write and remove it, if they stand out from random features, and which norms
-    hide it."""
+    """State for each feature which parts write and remove it, beyond random features, and which norms hide it."""
     frame = pd.DataFrame(filter(is_of_writers, rows))
     ordinary = frame[frame["metric"] == "origins.ordinary"]
     ordinary = ordinary.assign(layer=ordinary["layer"].fillna(BEFORE).astype(int))
     for feature, rows in frame[frame["feature"].notna()].groupby("feature", sort=False):
         parts = parts_of(rows)
         written = (_written(rows, parts, ordinary, *place) for place in STREAM_PLACES.items())
-        for claim, found in ((WRITTEN, written), (SUPPRESSED, _hidden(rows))):
-            yield from say_each(claim, filter(None, found), feature=int(feature))
+        for claim, records in ((WRITTEN, written), (SUPPRESSED, _hidden(rows))):
+            yield from say_each(claim, filter(None, records), feature=int(feature))
 
 
 def _place(row: Mapping) -> str:
@@ -512,8 +516,10 @@ def _standing_out(rows: pd.DataFrame, ordinary: pd.DataFrame, column: str) -> pd
 
 
 def _written(rows: pd.DataFrame, parts: pd.DataFrame, ordinary: pd.DataFrame, column: str, place: str) -> dict | None:
-    """Return the fields of the claim `WRITTEN`: where the feature is largest, the parts that write it before, and those
-    that remove it after; None if it does not stand out."""
+    """Return the fields of the claim `WRITTEN`; None if the feature does not stand out.
+
+    They are the layer where it is largest, the parts that write it before, and the parts that remove it after.
+    """
     states = rows[rows["metric"] == "origins.state"].assign(part="state")
     peak = states.loc[states[column].abs().idxmax()]
     if _standing_out(states.loc[[peak.name]], ordinary, column).empty:
@@ -545,8 +551,7 @@ def _contribution(singles: Singles, part: Mapping, column: str) -> str:
 
 
 def _hidden(rows: pd.DataFrame) -> Iterator[dict]:
-    """Yield, for attention and feed-forward block, the layers whose norms hide the feature, and the next layer that
-    passes it."""
+    """Yield, for attention and feed-forward block, the layers whose norms hide the feature, and the next open one."""
     gates = rows[rows["metric"] == "origins.gate"]
     for role, part in GATES.items():
         of_role = [gate for gate in gates.to_dict("records") if role in gate["role"].split("+")]
@@ -568,12 +573,11 @@ WRITERS_SHOWN = 6  # writers of a part: by mean, and as many by value at the fir
 DIGITS = ".5g"  # format of a number
 
 
-def origins_explorer(rows: pd.DataFrame, of: str, readers: Mapping[str, Sequence[Place]]) -> Explorer:
-    """Make an explorer of the contributions of each part of a layer to a feature, with its single writers, states and
-    gates.
+def origins_explorer(rows: pd.DataFrame, subject: str, readers: Mapping[str, Sequence[Place]]) -> Explorer:
+    """Make an explorer of the contributions of parts of layers to features, with single writers, states and gates.
 
-    rows: of the metric `origins`, of one model under one variant. of: the name of both. readers: the places that read
-    each feature, if measured.
+    rows: of the metric `origins`, of one model under one variant. subject: the name of both. readers: the places that
+    read each feature, if measured.
     """
     # Only the columns that are shown, because each selection copies them; `count` is absent if every writer is named.
     rows = rows.reindex(columns=["metric", "part", *OWN])
@@ -587,7 +591,7 @@ def origins_explorer(rows: pd.DataFrame, of: str, readers: Mapping[str, Sequence
         "features": [_feature(group, readers) for group in by_feature[:FEATURES]],
         "left": len(by_feature[FEATURES:]),
     }
-    return Explorer(f"Explore the writers of features of {of}", content)
+    return Explorer(f"Explore the writers of features of {subject}", content)
 
 
 def _feature(rows: pd.DataFrame, readers: Mapping[str, Sequence[Place]]) -> dict:
@@ -613,8 +617,7 @@ def _feature(rows: pd.DataFrame, readers: Mapping[str, Sequence[Place]]) -> dict
 
 
 def _writers(rows: pd.DataFrame, part: str) -> list[dict]:
-    """Return the largest writers of a part of a layer, each with the tokens on which it contributes most; last, all
-    others together."""
+    """Return the largest writers of a part of a layer, each with its main tokens; last, all others together."""
     rows = rows[rows["writer"].isin(WRITERS_OF[part])]
     known = rows[rows["count"].isna()]
     largest = {index for column, _ in AT.values() for index in known[column].abs().nlargest(WRITERS_SHOWN).index}

@@ -1,5 +1,4 @@
-"""Cost of schemes: perplexity by scheme and model beside Table 1 of the paper; for pictures also their
-classification."""
+"""Cost of schemes: perplexity by scheme and model beside Table 1 of the paper; for pictures also classification."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,8 +53,7 @@ def costs(rows: list[dict]) -> list[dict]:
 
 
 def point_row(point: NamedTuple) -> dict:
-    """Flatten a point of a figure of costs, with its perplexity and the ratio to the unquantized perplexity as
-    columns."""
+    """Flatten a point of a figure of costs; columns have its perplexity and the ratio to the unquantized one."""
     fields = point._asdict()
     perplexity, cost = fields.pop("perplexity"), fields.pop("cost")
     scatter = {"deviation": perplexity.deviation, "error": perplexity.error}
@@ -74,10 +72,10 @@ def model_names(models: Iterable[str]) -> list[str]:
 
 @figure_function
 def sweep_costs(rows: RowsOrFrame, *, paper: bool = True, ax: Axes | None = None) -> Axes:
-    """Draw the increase of each model's perplexity under each scheme, in per cent; without an unquantized baseline,
-    perplexity against parameters.
+    """Draw the increase of each model's perplexity under each scheme, in per cent.
 
-    Error bars are one standard deviation by the text and rounding, as far as rows know both.
+    Without an unquantized baseline, draw perplexity against parameters. Error bars are one standard deviation by the
+    text and rounding, as far as rows know both.
 
     Example:
         >>> rows = outliers.sweep(models=["pocket/gpt2-0.1m"], schemes=["fp32", "absmax"], block=64, blocks=2)
@@ -203,8 +201,10 @@ SPARED = "Models whose perplexity rises by at most 1 % under every scheme"
 
 
 def _spared(costly: list[dict]) -> dict[str, Value]:
-    """Return the models that lose at most one per cent under every scheme, with their largest increase; none if that is
-    so of all models, or of none."""
+    """Return the models that lose at most one per cent under every scheme, with their largest increase.
+
+    Return none if all models are such.
+    """
     most = {
         model: max((row["cost"] for row in of_model), key=lambda cost: cost.mean)
         for model, of_model in grouped(costly, itemgetter("model")).items()
@@ -231,8 +231,11 @@ def _spared_table(spared: Mapping[str, Value], rows: list[dict]) -> Table:
 
 
 def table1(rows: list[dict], column: str = "value") -> pd.DataFrame:
-    """Return perplexity, or another column of the rows, by variant (index, schemes of `SCHEMES` first in its order)
-    and model (columns, in the order of the rows); NaN for a perplexity that is no number."""
+    """Return perplexity, or another column of the rows, by variant (index) and model (columns).
+
+    Schemes of `SCHEMES` come first, in its order; models are in the order of the rows. NaN stands for a perplexity that
+    is no number.
+    """
     beyond = {"value": math.nan}
     kept = [row for row in rows if row["metric"] in PERPLEXITIES]
     frame = pd.DataFrame([row | beyond if column in beyond and is_beyond(row) else row for row in kept])
@@ -246,8 +249,7 @@ def perplexity_table(rows: list[dict]) -> Table:
 
 
 def bits_table(rows: list[dict]) -> list[Table]:
-    """Make a table of bits per byte of the text, which are comparable across vocabularies; none if no row records
-    them."""
+    """Make a table of bits per byte of the text, comparable across vocabularies; none if no row records them."""
     if not any(BITS in row for row in rows):
         return []
     cells = []
@@ -281,8 +283,8 @@ def cost_table(rows: list[dict]) -> list[Table]:
 
 def _with_labels(name: str, caption: str, heading: str, rows: list[dict]) -> Table:
     table, cells = table1(rows), table1(rows, "cell").fillna(MISSING)
-    called = {} if rows[0]["dtype"] == "float32" else {BASELINE: f"{rows[0]['dtype']}, not quantized"}
-    lines = [[called.get(variant, variant), *cells.loc[variant]] for variant in table.index]
+    labels = {} if rows[0]["dtype"] == "float32" else {BASELINE: f"{rows[0]['dtype']}, not quantized"}
+    lines = [[labels.get(variant, variant), *cells.loc[variant]] for variant in table.index]
     return Table(name, caption, [heading, *model_names(table.columns)], lines, table.reset_index())
 
 
@@ -319,8 +321,10 @@ BEYOND = Claim(
 
 
 def sweep_findings(rows: Sequence[dict], names: dict[str, str], whole: bool = True) -> list[Finding]:
-    """State, for the model with the largest cost, that cost, the benefit of outlier features in 16 bits, and the
-    smallest cost; then how many models lose more than 1 %. A single draw or a few blocks give no findings.
+    """State the costs of the model with the largest cost, then how many models lose more than 1 %.
+
+    They are its largest cost, the benefit of outlier features in 16 bits, and its smallest cost. A single draw or a few
+    blocks give no findings.
 
     rows: of schemes, with their costs as `costs` adds them. names: names of models in sentences. whole: whether every
     row has a value; otherwise nothing is stated about all schemes.

@@ -45,8 +45,7 @@ def plan_points(rows: Iterable[Mapping]) -> pd.DataFrame:
 
 
 def expected_costs(rows: Iterable[Mapping], tokens: int) -> list[float]:
-    """Return the expected cost of a scheme, as a share, with no projection exact, with the costliest one, with the two
-    costliest, and so on.
+    """Return the expected cost of a scheme, as a share, with the 0, 1, 2, … costliest projections exact.
 
     The increases of log-perplexity by single projections are added up, on top of the measured cost with all of them
     improved. tokens: number of tokens on which single projections were measured.
@@ -78,8 +77,9 @@ def _alone(rows: Iterable[Mapping], scheme: str) -> pd.DataFrame:
 def plan_curve(
     rows: RowsOrFrame, *, tokens: int | None = None, allowed: float | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Draw the increase of perplexity under a scheme, in per cent, against the number of improved projections, for each
-    set that the search of a plan measured and for the confirmed sets.
+    """Draw the increase of perplexity under a scheme, in per cent, against the number of improved projections.
+
+    Points are the sets that the search of a plan measured, and the confirmed sets.
 
     Error bars are one standard deviation by the text and rounding.
 
@@ -158,8 +158,10 @@ def plan_rows_section(rows: list[dict], context: Context) -> Section:
 
 
 def plan_section(rows: list[dict], plan: Plan, files: dict[str, str], by: str = "count") -> Section:
-    """Show how many projections have to be improved and what the model then costs: findings, the table of these
-    projections, and the curve of all sets. by: what the plan minimizes."""
+    """Show how many projections have to be improved, and the cost then: findings, tables, and the curve of all sets.
+
+    by: what the plan minimizes.
+    """
     points = plan_points(rows)
     every = _chosen(rows, plan), _sets(points, rows, by), _singles(rows, plan)
     tables = [table for table in every if len(table.data)]

@@ -50,7 +50,7 @@ def _section(rows: list[dict], ending: str) -> Section:
     caption = CAPTION + ("are before the softmax." if known else "are unknown, as this attention shows none.")
     table = Table.of(f"range{ending}", caption, COLUMNS, data, largest, names=("", "role", "beyond"))
     subject = subject_of(rows[0])
-    findings = [Finding(f"{subject}: {said}", table.name) for said in _sentences(largest)]
+    findings = [Finding(f"{subject}: {sentence}", table.name) for sentence in _sentences(largest)]
     return Section(f"Range of {subject}", rows, table.printed, [table], findings=findings)
 
 

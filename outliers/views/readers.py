@@ -1,5 +1,4 @@
-"""Readers of features: the cost of removing each feature at each place beside random ones, and the effect on
-attention."""
+"""Readers of features: cost of removing each feature at each place beside random ones, and effect on attention."""
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -82,8 +81,10 @@ def readers_section(rows: list[dict]) -> Section:
 
 
 def summary_of(table: pd.DataFrame) -> pd.DataFrame:
-    """Add to the data frame of `outliers.readers` the mean and standard deviation of random features at the same place:
-    columns MEASURE_controls and MEASURE_controls_deviation. The unmodified model comes first."""
+    """Add to the data frame of `outliers.readers` the mean and standard deviation of random features at each place.
+
+    The columns are MEASURE_controls and MEASURE_controls_deviation. The unmodified model comes first.
+    """
     table = table.drop(columns=["shares", "margins"], errors="ignore").reindex(
         columns=["subject", "place", "feature", "perplexity", *MEASURES, "sinks", "cost_error", "increase"]
     )
@@ -144,8 +145,10 @@ PREFERRED = Claim(
 
 
 def readers_findings(table: pd.DataFrame) -> Iterator[Finding]:
-    """State for each feature where it is read, beyond the scatter of random features, and the place where its removal
-    changes the margin of the first position most."""
+    """State for each feature its readers, and the place where its removal changes the first position's margin most.
+
+    Both exceed the scatter of random features.
+    """
     summary, usual = summary_of(table), random_costs(table)
     whole = summary.iloc[0].to_dict()
     for _, of_feature in summary.iloc[1:].groupby("feature", sort=False):

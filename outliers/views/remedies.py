@@ -146,8 +146,7 @@ def remedy_points(rows: list[dict]) -> list[RemedyPoint]:
 
 
 def _of_cache(cache: Formats, scheme: Scheme, others: list[str]) -> tuple[str, str]:
-    """Return the number formats of keys and values, and the remedies applied to them, including a scheme or prefix
-    beside the cache.
+    """Return the number formats of keys and values, and their remedies, including a scheme or prefix beside the cache.
 
     A remedy of only keys or only values is marked: `channels=32@keys`.
     """
@@ -164,8 +163,7 @@ def _of_cache(cache: Formats, scheme: Scheme, others: list[str]) -> tuple[str, s
 
 
 def _without_name(base: str) -> Scheme:
-    """Return a scheme without its name and decomposition, so that schemes that differ only in these count as one
-    format."""
+    """Return a scheme without its name and decomposition, in which schemes of one format may differ."""
     return replace(get_scheme(base), name=NONE, outlier_threshold=None)
 
 
@@ -181,8 +179,7 @@ def _bits(row: dict, scheme: Scheme, operand: str, known_bits: dict[tuple, float
 
 
 def _is_on_grid(row: dict, scheme: Scheme) -> bool:
-    """Return whether weights are stored on a grid of few bits (Q4_1, mxfp4) that a format of at most as many bits
-    reproduces.
+    """Return whether weights are stored on a grid of few bits (Q4_1, mxfp4) that the scheme's format reproduces.
 
     A rotation mixes features and moves weights off the grid; scaling or reordering features need not.
     """
@@ -200,8 +197,7 @@ def _panel(scheme: Scheme) -> str:
 
 
 def frontier_of(points: Iterable[RemedyPoint]) -> list[RemedyPoint]:
-    """Return the points that cost less, beyond the scatter of draws, than every point of at most as many bits; few bits
-    first.
+    """Return the points, few bits first, that cost less beyond scatter than every point of at most as many bits.
 
     Points on the grid of their file are excluded. If there is a single draw, values are compared without scatter.
     """
@@ -228,8 +224,7 @@ def _styles(points: Sequence[RemedyPoint]) -> dict[str, dict]:
 
 
 def _height(points: Sequence[RemedyPoint], styles: dict[str, dict]) -> float:
-    """Return the height in inches at which a legend of all remedies and five lines of explanations fits beside the
-    panels."""
+    """Return the height in inches that a legend of all remedies and five lines of explanations needs."""
     lines = sum(1 + styles[remedy]["label"].count("\n") for remedy in {point.remedy for point in points})
     return max(4.6, 0.18 * (lines + 5))
 
@@ -364,8 +359,7 @@ def _plot_kind(axes: Axes, points: list[RemedyPoint], styles: dict[str, dict]) -
 
 
 def _name_formats(axes: Axes, points: list[RemedyPoint]) -> None:
-    """Label each format where the frontier reaches it first, at the place that covers the fewest labels and then the
-    fewest marks."""
+    """Label each format where the frontier reaches it first, at the place that covers the fewest labels, then marks."""
     radius = (matplotlib.rcParams["lines.markersize"] / 2 + 1) * axes.figure.dpi / 72
     centres = axes.transData.transform(list(map(_place, points)))
     marks, names = [Bbox([centre - radius, centre + radius]) for centre in centres], []
@@ -425,8 +419,7 @@ def remedies_section(rows: list[dict], _context: Context | None = None) -> Secti
 
 
 def _has_format(row: dict) -> bool:
-    """Return whether a row belongs to a format, a cache or their baseline, and not to another library or an unreadable
-    variant."""
+    """Return whether a row is of a format, a cache or their baseline, not of another library or unreadable variant."""
     under = variant_of(row)
     return under.is_exact or any(part.schemes or part.cache or part.is_prefix for part in under.parts)
 
@@ -440,8 +433,7 @@ COLUMN = 0.25  # a remedy measured with this share of the formats has a column o
 
 
 def remedies_table(model: str, points: list[RemedyPoint]) -> Table:
-    """Make a table of perplexities with formats as rows and remedies as columns; remedies of few formats share the last
-    column."""
+    """Make a table of perplexities by format and remedy; remedies of few formats share the last column."""
     by_format = grouped(points, attrgetter("format"))
     counts = Counter(point.remedy for point in points)
     remedies = [remedy for remedy, count in counts.items() if count >= COLUMN * len(by_format)]
@@ -508,8 +500,10 @@ LOST = Claim(
 
 
 def remedies_findings(points: Sequence[RemedyPoint]) -> list[Finding]:
-    """State for each model the fewest bits that hold it, for each of `KINDS`; the format that gains most from a remedy;
-    and the formats that no remedy saves. A single draw gives no findings."""
+    """State for each model the fewest bits that hold it, the format that gains most from a remedy, and lost formats.
+
+    The fewest bits are stated for each of `KINDS`; no remedy saves a lost format. A single draw gives no findings.
+    """
     findings = []
     for model, ours in grouped(points, attrgetter("model")).items():
         if any(point.cost.deviation is not None for point in ours):
@@ -522,8 +516,7 @@ def remedies_findings(points: Sequence[RemedyPoint]) -> list[Finding]:
 
 
 def _fewest(points: Sequence[RemedyPoint], kind: str) -> list[Finding]:
-    """State the formats of fewest bits that hold the model beyond scatter; weights on the grid of their file are
-    excluded."""
+    """State the formats of fewest bits that hold the model beyond scatter, without those on the grid of their file."""
     points = [point for point in points if point.kind == kind and not point.on_grid]
     held = [point for point in points if exact(HELD).is_above(point.cost)]
     bits = min((point.bits for point in held), default=None)

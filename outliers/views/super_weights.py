@@ -41,9 +41,9 @@ def weight_costs(found: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     rows = controlled(found)
     names = list(dict.fromkeys(rows["candidate"]))
     ((axes,),) = panels_of(ax, 1, 1, (3.4 + 1.1 * len(names), 4.2))
-    for treatment, (label, color, marker, beside) in TREATMENTS.items():
+    for treatment, (label, color, marker, offset) in TREATMENTS.items():
         treated = rows[rows["treatment"] == treatment]
-        places = [names.index(name) + beside for name in treated["candidate"]]
+        places = [names.index(name) + offset for name in treated["candidate"]]
         style = {"color": color_of(color), "marker": marker, "linestyle": "none", "label": label}
         if places:
             axes.plot(places, 100 * treated["cost"], **style)
@@ -143,8 +143,7 @@ def _summed_up(candidate_costs: pd.DataFrame) -> dict:
 
 
 def _carries(candidate: dict) -> bool:
-    """Return whether the weight costs at least `WORTH`, and more log-perplexity than each control, beyond the scatter
-    of the text and of rounding."""
+    """Return whether the weight costs at least `WORTH`, and more log-perplexity than each control, beyond scatter."""
     return candidate["cost"] >= WORTH and candidate["increase"].is_above(candidate["most_increase"])
 
 
@@ -209,16 +208,24 @@ OF_FACTORS = Claim("super_weights", "Scaling {called} by {factors:listed} change
 
 
 def super_weights_findings(rows: list[dict]) -> list[Finding]:
-    """State the single weights on which the model depends, with their controls, or that none was found. Each finding
-    belongs to the feature that the weight writes."""
+    """State the single weights on which the model depends, with their controls, or that none was found.
+
+    Each finding belongs to the feature that the weight writes.
+    """
     costs = compared(rows)
     candidates = [_summed_up(candidate) for candidate in _each(costs)]
-    told = [_told(candidate) for candidate in candidates if not pd.isna(candidate.get("neuron"))]
-    carrying = list(filter(_carries, told))
+    compared_candidates = [_with_words(candidate) for candidate in candidates if not pd.isna(candidate.get("neuron"))]
+    carrying = list(filter(_carries, compared_candidates))
     if not carrying:
         largest = max(candidates, key=lambda candidate: abs(candidate["cost"]))
         of_all = {"size": abs(largest["cost"]), "costliest": weight_name(largest["candidate"], largest["layer"])}
-        return say(CARRIED, sorted(told, key=lambda one: -abs(one["cost"])), False, number=len(candidates), **of_all)
+        return say(
+            CARRIED,
+            sorted(compared_candidates, key=lambda candidate: -abs(candidate["cost"])),
+            False,
+            number=len(candidates),
+            **of_all,
+        )
     first, which = carrying[:1], "a" if len(carrying) > 1 else "the one"
     scaled = costs[(costs["treatment"] == "scaled") & (costs["candidate"] == first[0]["candidate"])]
     factors, of_factors = list(map("{:g}".format, scaled["factor"])), list(map(percent, scaled["cost"]))
@@ -229,9 +236,8 @@ def super_weights_findings(rows: list[dict]) -> list[Finding]:
     ]
 
 
-def _told(candidate: dict) -> dict:
-    """Add to a candidate the fields of its sentence: feature, name, controls, and whether its neuron explains the
-    effect."""
+def _with_words(candidate: dict) -> dict:
+    """Add to a candidate the fields of its sentence: feature, name, controls, and a note on its neuron."""
     largest = "" if pd.isna(candidate.get("largest")) else " or the largest of its matrix"
     others = COMPARED[candidate["kind"]].format(**candidate | {"count": count(candidate["count"])})
     return candidate | {

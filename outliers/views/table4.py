@@ -44,8 +44,7 @@ GREY_POINTS = "Grey: the models of the paper, as published (Table 4)."
 
 @failures(Failures.APART)
 def emergence_section(rows: list[dict], _context: Context | None = None) -> Section:
-    """Show Table 4, the exponential fits, Figures 3 and 4, and the growth of outlier features in observed training
-    runs."""
+    """Show Table 4, the exponential fits, Figures 3 and 4, and the growth of outlier features in training runs."""
     drawings = [_growth_drawing(*watched, number) for number, watched in enumerate(rows_of_watched(rows).items(), 1)]
     drawings += [Drawing.of(draw.__name__, caption, draw(rows, paper=False)) for draw, caption in FIGURES.items()]
     return table4_section(rows)._replace(drawings=drawings)

@@ -1,5 +1,4 @@
-"""Tables 7, 9 and 10 of the paper: training and fine-tuning in int8, compared by perplexity with training in 16
-bits."""
+"""Tables 7, 9 and 10 of the paper: perplexity after training and fine-tuning in int8, compared with 16 bits."""
 
 import pandas as pd
 

@@ -1,5 +1,4 @@
-"""A trace: its outlier features, massive activations, attention sinks and largest values, as figures, tables and
-sentences."""
+"""A trace as figures, tables and sentences: outlier features, massive activations, attention sinks, largest values."""
 
 import functools
 from collections.abc import Iterable, Mapping
@@ -71,8 +70,7 @@ BESIDE = 2  # positions before the patches per line of a title
 
 @figure_function
 def heat_map(trace: "Trace", *, role: str | None = None, ax: Axes | None = None) -> Panels:
-    """Draw maps of layers by features of the largest |x|, on one logarithmic scale with a step at α, so that outliers
-    stand out.
+    """Draw maps of the largest |x| by layer and feature, on one logarithmic scale whose step at α marks outliers.
 
     Outlier features are numbered above the roles of the residual stream. The smallest hundredth of the values, such as
     zeros, has the darkest colour. If there are more than 1,024 features, neighbours share a column that shows their
@@ -124,8 +122,7 @@ def _bounds(trace: "Trace", largest: Iterable[np.ndarray]) -> tuple[float, float
 
 
 def _scales(trace: "Trace", largest: Iterable[np.ndarray], colors: str) -> dict[str, Scale]:
-    """Return the colour scales of maps of the largest values, each with a step at the threshold, so that outliers stand
-    out."""
+    """Return the colour scales of maps of the largest values, each with a step at the threshold."""
     low, high = _bounds(trace, largest)
     clipped = max(trace.alpha, np.quantile(np.concatenate([values.ravel() for values in largest]), MAPPED))
     norms = {
@@ -135,8 +132,8 @@ def _scales(trace: "Trace", largest: Iterable[np.ndarray], colors: str) -> dict[
     }
     step = f", with a step at α = {trace.alpha:g}"
     return {
-        name: Scale(norm, _lighter_from(norm(trace.alpha), colormaps[colors]), said + step)
-        for name, (norm, said) in norms.items()
+        name: Scale(norm, _lighter_from(norm(trace.alpha), colormaps[colors]), note + step)
+        for name, (norm, note) in norms.items()
     }
 
 
@@ -148,8 +145,7 @@ def _lighter_from(share: float, colors: Colormap) -> ListedColormap:
 
 
 def _readers(trace: "Trace", role: str) -> str:
-    """Describe the readers of a role in words if all layers attend in one way, otherwise by the names of their
-    modules."""
+    """Describe the readers of a role in words if all layers attend in one way, otherwise by their modules' names."""
     if role in READERS and trace.heads:
         return READERS[role]
     paths = chain.from_iterable(trace.modules.get(role, ()))
@@ -169,8 +165,7 @@ def common_outlier_features(trace: "Trace") -> list[int]:
 
 
 def most_common(trace: "Trace", count: int) -> list[int]:
-    """Return at most `count` outlier features, the most common first; without any, the feature closest to the
-    criterion."""
+    """Return at most `count` outlier features, the most common first; if there is none, the nearest feature."""
     return common_outlier_features(trace)[:count] or trace.features()["feature"].tolist()[:1]
 
 
@@ -183,8 +178,10 @@ def magnitudes(trace: "Trace") -> "torch.Tensor":
 
 @figure_function
 def magnitude_by_position(trace: "Trace", *, ax: Axes | None = None) -> Axes:
-    """Draw the largest |x| over layers at each position, averaged over sequences, for the most common outlier features
-    and the median feature. Without an outlier feature, the one closest to the criterion is drawn.
+    """Draw the largest |x| over layers at each position, averaged over sequences.
+
+    Lines are the most common outlier features (without any, the feature closest to the criterion) and the median
+    feature.
 
     Example:
         >>> axes = outliers.plot.magnitude_by_position(outliers.trace(model, blocks, alpha=3))
@@ -206,9 +203,10 @@ def magnitude_by_position(trace: "Trace", *, ax: Axes | None = None) -> Axes:
 
 @figure_function
 def patch_map(trace: "Trace", *, ax: Axes | None = None) -> Panels:
-    """Draw the largest |x| over layers at each patch, averaged over pictures, as a map of the picture, for the most
-    common outlier features (without any, the one closest to the criterion). Titles list the positions before the
-    patches.
+    """Draw the largest |x| over layers at each patch, averaged over pictures, as a map of the picture.
+
+    Panels are the most common outlier features (without any, the feature closest to the criterion). Titles list the
+    positions before the patches.
 
     Args:
         trace: as `outliers.trace` returns it for a vision model with `tokens`, with roles of the residual stream.
@@ -225,8 +223,8 @@ def patch_map(trace: "Trace", *, ax: Axes | None = None) -> Panels:
         axes.set(xlabel="column of patches", ylabel="row of patches" if axes is panels[0] else "")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(integer=True, nbins=5))
-        beside = [f"{name} {value:.1f}" for name, value in zip(names, means[:, feature], strict=False)]
-        lines = [", ".join(beside[start : start + BESIDE]) for start in range(0, len(beside), BESIDE)]
+        before = [f"{name} {value:.1f}" for name, value in zip(names, means[:, feature], strict=False)]
+        lines = [", ".join(before[start : start + BESIDE]) for start in range(0, len(before), BESIDE)]
         axes.set_title("\n".join([f"feature {feature}", *lines]), loc="left", fontsize="small")
     panels[0].figure.colorbar(image, ax=list(panels), label="largest |x| over the layers", shrink=0.7)
     return panels if ax is None else panels.item()
@@ -297,8 +295,7 @@ def trace_rows_section(rows: list[dict], context: Context) -> Section:
 
 
 def traced_section(trace: "Trace", rows: list[dict], names: TokenNamer, excerpt: "Excerpt | None" = None) -> Section:
-    """Show a trace: outlier features, the model's row of Table 4, the largest inputs, massive activations, attention
-    sinks, figures.
+    """Show a trace: outlier features, row of Table 4, largest inputs, massive activations, attention sinks, figures.
 
     names: a function from token id to name, see `outliers.text.tokens`. excerpt: of the text, if one was kept.
     """
@@ -613,8 +610,7 @@ CARRIER_EXPERT = Claim(
 
 
 def trace_findings(trace: "Trace", metrics: Mapping[str, float], names: TokenNamer) -> list[Finding]:
-    """State the findings of a trace: outlier features, the largest inputs, massive activations, attention and its sink,
-    experts.
+    """State the findings of a trace: outlier features, largest inputs, massive activations, attention sinks, experts.
 
     metrics: the model's row of Table 4. names: a function from token id to name.
     """
@@ -658,8 +654,7 @@ def _massive_finding(trace: "Trace", names: TokenNamer) -> list[Finding]:
 
 
 def _sink(trace: "Trace") -> list[Finding]:
-    """State the position that is a sink for most heads, unless it lies in the second half, which few queries can
-    see."""
+    """State the position that is a sink for most heads, unless it is in the second half, which few queries see."""
     if not trace.heads:
         return []
     shares = trace.attention_sinks()
@@ -668,8 +663,7 @@ def _sink(trace: "Trace") -> list[Finding]:
 
 
 def _expert(trace: "Trace", names: TokenNamer) -> list[Finding]:
-    """State which experts no token chose, the share of the most chosen expert, and the one that adds a massive
-    value."""
+    """State which experts no token chose, the share of the most chosen one, and the one that adds a massive value."""
     if not trace.experts:
         return []
     shares = trace.expert_shares()
@@ -691,14 +685,15 @@ OF_STACK = {
 
 
 def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", names: TokenNamer) -> Explorer:
-    """Make an explorer with a map of the largest |x| by layer and feature for each role, and the text at telling
-    features if an excerpt was kept.
+    """Make an explorer with a map of the largest |x| by layer and feature for each role.
+
+    If an excerpt was kept, the explorer also shows the text at its features.
 
     names: a function from token id to name.
     """
     from outliers.tracing.excerpt import features_to_show  # imports torch
 
-    telling = (
+    marked = (
         {role: places.tolist() for role, places in excerpt.features.items()} if excerpt else features_to_show(trace)
     )
     stream = stream_roles(trace)
@@ -706,7 +701,7 @@ def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", names: TokenNamer)
     maps = [
         map_of(role, "feature" if role in stream else f"feature of {role}", values)
         | {"said": f"into {_readers(trace, role)}", "group": "stream" if role in stream else role}
-        | {"marked": telling[role], "text": _text(excerpt, role)}
+        | {"marked": marked[role], "text": _text(excerpt, role)}
         for role, values in largest.items()
     ]
     return of_tables(
@@ -718,18 +713,20 @@ def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", names: TokenNamer)
         scales=_scales(trace, largest.values(), HEAT),
         instead="heat_map",
         first=trace.first_layer,
-        positions=_positions(trace, stream, telling),
+        positions=_positions(trace, stream, marked),
         tokens=[_bare(names(token)) for token in excerpt.tokens.tolist()] if excerpt else None,
     )
 
 
-def _positions(trace: "Trace", stream: list[str], telling: dict[str, list[int]]) -> dict[str, dict]:
-    """Return the largest |x| over layers at each position, averaged over sequences; of wide models only at telling
-    features."""
+def _positions(trace: "Trace", stream: list[str], marked: dict[str, list[int]]) -> dict[str, dict]:
+    """Return the largest |x| over layers at each position, averaged over sequences.
+
+    Wide models have only the features that the explorer marks.
+    """
     if not stream:
         return {}
     means = magnitudes(trace).numpy()
-    features = None if means.size <= CELLS else telling[stream[0]]
+    features = None if means.size <= CELLS else marked[stream[0]]
     return {"stream": {"features": features, "values": means if features is None else means[:, features]}}
 
 

@@ -138,9 +138,12 @@ LEFT = Claim("{at}", "Of the {change} of '{run}', {left} remains when its final 
 
 
 def int8_findings(settings: Sequence[Setting], at: str) -> list[Finding]:
-    """State for each model the cost of int8 in all projections and in the feed-forward ones alone, the shares of
-    features in 16 bits that reduce it, the cost with attention in int8 too, and the cost that remains when the trained
-    weights are used in float32."""
+    """State for each model the cost of training in int8.
+
+    That is the cost of all projections and of the feed-forward ones alone, the shares of features in 16 bits that
+    reduce it, the cost with attention in int8 too, and the cost that remains when the trained weights are used in
+    float32.
+    """
     compared = grouped((run for run in settings if run.increase is not None), attrgetter("model")).values()
     return [finding for runs in compared for finding in _of_model(runs, at)]
 
@@ -152,23 +155,22 @@ def _of_model(runs: list[Setting], at: str) -> list[Finding]:
         run
         for run in decomposed
         for plain in whole
-        if (beside := ratio(run.values, plain.values)) and beside.is_shown and beside.value < 1
+        if (change := ratio(run.values, plain.values)) and change.is_shown and change.value < 1
     ]
     is_free = [run for run in forward if not _is_cost(run.increase) and run.increase.interval is not None]
     left = [run for run in whole if run.exact_increase is not None and _is_cost(run.increase)]
-    said = (
+    claims = (
         (OF_PROJECTIONS, whole),
         (FREE if is_free else FEED_FORWARD, forward),
         (SAVED if saving else NOT_SAVED, (saving or decomposed) if whole else []),
         (ATTENDED, [run for run in runs if run.int8 == ATTENTION]),
         (LEFT, left),
     )
-    return [finding for claim, chosen in said for finding in say(claim, _first_with_changes(chosen), at=at)]
+    return [finding for claim, chosen in claims for finding in say(claim, _first_with_changes(chosen), at=at)]
 
 
 def _first_with_changes(runs: Sequence[Setting]) -> list[dict]:
-    """Return a list of the first run's fields, to which the shares and changes of all runs are added; an empty one if
-    there is no run."""
+    """Return the fields of the first run, with the shares and changes of all runs, in a list; empty without a run."""
     shares, changes = [run.decomposition for run in runs], [_percent(run.increase) for run in runs]
     return [
         run._asdict()

@@ -71,10 +71,10 @@ def mean_chance(rows: list[dict]) -> float | None:
 
 @figure_function
 def accuracy_by_size(rows: RowsOrFrame, *, ax: Axes | None = None) -> Axes:
-    """Draw Figure 1 of the paper: mean zero-shot accuracy in per cent against parameters, one line per variant and
-    architecture.
+    """Draw Figure 1 of the paper: mean zero-shot accuracy in per cent against parameters.
 
-    Error bars are one standard error of the mean, if known. The dotted line is the mean accuracy of guessing.
+    Each variant and architecture has a line. Error bars are one standard error of the mean, if known. The dotted line
+    is the mean accuracy of guessing.
 
     Example:
         >>> axes = outliers.plot.accuracy_by_size(outliers.frame("results/kept/pocket/figure1"))
@@ -145,8 +145,7 @@ def accuracies(rows: list[dict], values: str = "value") -> pd.DataFrame:
 
 
 def accuracy_table(rows: list[dict]) -> Table:
-    """Make a table of accuracies in per cent and perplexities; its data are the values of `accuracies` with flat
-    names."""
+    """Make a table of accuracies in per cent and perplexities, with the values of `accuracies` as its data."""
     table, run = accuracies(rows), rows[0]
     cells = [
         [model, label_of_weights(variant, run["dtype"]), *row]
@@ -187,8 +186,7 @@ GUESSES = Claim(
 
 
 def zeroshot_findings(means: Sequence[dict], chance: float | None) -> list[Finding]:
-    """State which schemes lose accuracy beyond the standard errors of the differences, and which models do not exceed
-    guessing.
+    """State which schemes lose accuracy beyond the standard error of the difference, and which models merely guess.
 
     means: as `mean_accuracy` returns them. chance: mean accuracy of guessing, None if unknown.
     """
@@ -197,8 +195,8 @@ def zeroshot_findings(means: Sequence[dict], chance: float | None) -> list[Findi
     pairs = [(unquantized.get(mean["model"]), mean) for mean in known if mean["variant"] != BASELINE]
     pairs = sorted((pair for pair in pairs if pair[0]), key=lambda pair: pair[1]["value"] - pair[0]["value"])
     lower = [pair for pair in pairs if _is_lower(*pair)][:3]
-    told = [after | {"from": _percent(before), "to": _percent(after)} for before, after in lower or pairs[:1]]
-    findings = say_each(LOWER, told, holds=bool(lower))
+    stated = [after | {"from": _percent(before), "to": _percent(after)} for before, after in lower or pairs[:1]]
+    findings = say_each(LOWER, stated, holds=bool(lower))
     guess = [mean["model"] for mean in unquantized.values() if not _accuracy(mean).is_above(exact(chance or 0))]
     if chance is None or not guess:
         return findings
