@@ -80,8 +80,7 @@ def _ticks(axis: Axis, subs: Iterable[float], label: str | Formatter = "{x:g}") 
 
 
 def cost_axis(axes: Axes, values: Sequence[float]) -> None:
-    """Scale y for increases of perplexity in per cent, linear near 0 and logarithmic beyond, so that both 0.1 % and 100
-    % can be read."""
+    """Scale y for increases of perplexity in per cent, linear near 0 and logarithmic beyond."""
     _linear_near_0(axes, values, LINEAR, "increase of perplexity (%)")
 
 
@@ -120,8 +119,8 @@ def plot_costs(
             means, bars = ([100 * (part or 0) for part in parts] for parts in shown)
             offset = width * ((number + 0.5) / len(styles) - 0.5)
             drawn = axes.errorbar([place + offset for place in places], means, bars, **style)
-            said = (f"{name}: {percent(*cost.shown)}" for cost in costs)
-            drawn[0].set_gid(HOVER + BETWEEN.join(said))
+            texts = (f"{name}: {percent(*cost.shown)}" for cost in costs)
+            drawn[0].set_gid(HOVER + BETWEEN.join(texts))
 
 
 def name_places(axes: Axes, names: Sequence[str]) -> None:

@@ -31,8 +31,7 @@ class Claim(NamedTuple):
 
 
 def say(claim: Claim, rows: Iterable[Mapping], holds: bool | None = None, **of_all: Any) -> list[Finding]:
-    """Evaluate a claim on rows and return its finding, or an empty list if there is none, or if one of its numbers is
-    of too few units of a text.
+    """Return the finding of a claim on rows; an empty list if it has none, or a number of too few units of a text.
 
     holds: whether the condition holds; by default it is evaluated from `Claim.against`. of_all: further fields that are
     the same for all rows.
@@ -69,8 +68,7 @@ def _filled(sentence: str, fields: Mapping) -> str:
 
 
 class _Words(Numbers):
-    """A formatter with the functions of `words` as format codes ({cost:percent}) and plurals by count
-    (layer{layers:|s})."""
+    """A formatter with functions of `words` as codes ({cost:percent}) and plurals by count (layer{layers:|s})."""
 
     def misses(self, part: str, fields: Mapping) -> bool:
         values = [fields.get(name.partition("[")[0]) for _, name, _, _ in self.parse(part) if name]

@@ -1,5 +1,4 @@
-"""Explorers of a page: interactive maps of layer by feature or projection, profiles, coloured text, and the writers of
-a feature.
+"""Explorers of a page: interactive maps by layer and feature or projection, profiles, coloured text, and writers.
 
 An explorer is data (an `Explorer`) that explorer.js draws with Plotly, all within the page. Its content:
 
@@ -51,8 +50,10 @@ class Explorer(NamedTuple):
 
     @property
     def packed(self) -> str:
-        """The content as base64 of gzipped JSON. Numbers in arrays are rounded as the page shows them; NaN becomes null
-        and infinity "∞"."""
+        """The content as base64 of gzipped JSON.
+
+        Numbers in arrays are rounded as the page shows them; NaN becomes null and infinity "∞".
+        """
         return _base64(gzip.compress(json.dumps(self.content, default=_rounded).encode(), mtime=0))
 
 
@@ -74,7 +75,7 @@ def of_tables(
     further fields of the content.
     """
     if scales is None:
-        finite = np.concatenate([one["values"][np.isfinite(one["values"])] for one in maps])
+        finite = np.concatenate([table["values"][np.isfinite(table["values"])] for table in maps])
         scales = {"linear": Scale(Normalize(finite.min(initial=0), finite.max(initial=1e-9)), colormaps[HEAT])}
     content = {"row": row, "first": 0, "value": value, "unit": unit, "choice": choice, "maps": list(maps)}
     content |= {"scales": {name: scale.in_page for name, scale in scales.items()}, "positions": {}, "tokens": None}
@@ -82,8 +83,7 @@ def of_tables(
 
 
 def map_of(name: str, column: str, table: pd.DataFrame | np.ndarray, group: str = "") -> dict:
-    """Make the content of one map from a table, or from an array whose rows and columns are numbered from 0; NaN where
-    there is no value.
+    """Make the content of one map from a table, or from an array with numbered rows and columns; NaN is no value.
 
     column: label of the columns. group: name shared by maps whose profiles are drawn together.
     """

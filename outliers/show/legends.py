@@ -20,8 +20,7 @@ ANCHORS = {"right upper": {"loc": "upper left", "bbox_to_anchor": (1, 1)}, "uppe
 
 
 def legend(ax: Axes | None, axes: Axes, handles: Sequence[Artist], place: str, columns: int = 1, **style) -> None:
-    """Draw a legend outside the axes; on the caller's axes (ax), whose surroundings are unknown, beside or inside
-    them."""
+    """Draw a legend outside the axes; beside or inside the caller's axes (ax), whose surroundings are unknown."""
     if ax is None:
         axes.figure.legend(handles=handles, ncols=columns, loc=f"outside {place}", **style)
     else:
@@ -52,8 +51,7 @@ def entry(label: str, **style) -> Line2D:
 
 
 def explained(alphas: Iterable[float | None] = (), bars: str = "", grey: str = "") -> list[Line2D]:
-    """Make legend entries for hollow markers (decomposition thresholds), error bars and grey markers, where they
-    occur."""
+    """Make legend entries for hollow markers (decomposition thresholds), error bars and grey markers, if they occur."""
     decomposed = ", ".join(f"{alpha:g}" for alpha in sorted({alpha for alpha in alphas if alpha is not None}))
     entries = [
         (decomposed and HOLLOW.format(decomposed), {"marker": "o", "fillstyle": "none"}),
@@ -93,8 +91,7 @@ def in_order(variants: Iterable[str]) -> list[str]:
 
 
 def variant_styles(rows: list[dict]) -> dict[str, dict]:
-    """Return matplotlib styles of the variants of some rows, in the order of tables; schemes with decomposition have
-    hollow markers."""
+    """Return matplotlib styles of the variants of rows, in the order of tables; decomposition has hollow markers."""
     names = without_thresholds(row["variant"] for row in rows)
     decomposed = {row["variant"] for row in rows if row.get("alpha") is not None}
     others = itertools.cycle(OTHERS)

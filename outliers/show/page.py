@@ -64,7 +64,7 @@ def page(title: str, sections: list[Section], command: str) -> str:
     numbered = ([(number, claim) for claim in section.findings] for number, section in enumerate(sections))
     opening = [finding for findings in zip_longest(*numbered) for finding in findings if finding][:FINDINGS]
     samples = [measured_on(section.rows) for section in sections]
-    differ = len(set(filter(None, samples))) > 1  # then a quantity may have several values on the page
+    differ = len(set(filter(None, samples))) > 1  # a quantity may then have several values on the page
     fields = [
         _section_fields(number, section, [claim for claim in section.findings if (number, claim) not in opening])
         | {"sample": samples[number] if differ else ""}
@@ -93,8 +93,10 @@ def page(title: str, sections: list[Section], command: str) -> str:
 
 
 def _take_first_drawing(section: dict) -> dict | None:
-    """Remove the first drawing from the fields of a section, and return it; None if there is none. An explorer in its
-    place stays in the section."""
+    """Remove the first drawing from the fields of a section, and return it; None if there is none.
+
+    An explorer that replaces it stays in the section.
+    """
     first, *section["drawings"] = section["drawings"] or [None]
     for explorer in section["explorers"]:
         explorer["instead"] *= bool(first) and explorer["instead"] != first["name"]
@@ -109,8 +111,8 @@ def _linked(number: int, section: Section, finding: Finding) -> dict:
 
 def _whole(text: str) -> Markup:
     """Keep options, and numbers with their per cent sign or scatter, from breaking across lines."""
-    together = re.sub(" (?=%|± )|(?<=±) ", "\N{NO-BREAK SPACE}", text)
-    return Markup(re.sub(r"(--[\w-]+)", r'<span class="whole">\1</span>', str(escape(together))))
+    unbroken = re.sub(" (?=%|± )|(?<=±) ", "\N{NO-BREAK SPACE}", text)
+    return Markup(re.sub(r"(--[\w-]+)", r'<span class="whole">\1</span>', str(escape(unbroken))))
 
 
 def _place(number: int, kind: str, name: str) -> str:
@@ -143,8 +145,8 @@ def _section_fields(number: int, section: Section, findings: list[Finding]) -> d
 class Piece(NamedTuple):
     """A part of a figure that a narrow screen shows below others.
 
-    frame: of its axes. box: of these with their labels. parts: the ids of what it has. All in points from the upper
-    left corner of the figure.
+    frame: box of its axes. box: box of the axes with their labels. parts: ids of its artists. Boxes are in points from
+    the upper left corner of the figure.
     """
 
     frame: Bbox
@@ -157,15 +159,14 @@ class Piece(NamedTuple):
 
 
 def pieces(figure: Figure) -> list[Piece]:
-    """Return the columns of axes of a figure that was drawn, and the legends beside or across these; none if all of it
-    is one column."""
+    """Return the columns of axes of a drawn figure, and the legends beside or across them; none if it is one column."""
     to_points = Affine2D().scale(1, -1).translate(0, figure.bbox.height).scale(72 / figure.dpi)
 
     def piece_of(part: Artist, box: Bbox, frame: Bbox) -> Piece:
-        (x0, y1, x1, y0), (*corners,) = (to_points.transform_bbox(one).extents for one in (box, frame))
+        (x0, y1, x1, y0), (*corners,) = (to_points.transform_bbox(bounds).extents for bounds in (box, frame))
         return Piece(Bbox.from_extents(*corners), Bbox.from_extents(x0, y0, x1, y1), [part.get_gid()])
 
-    legends = {legend: legend for legend in figure.legends}  # with what is drawn where they are: themselves, or axes
+    legends = {legend: legend for legend in figure.legends}  # by legend, the artist that draws it: itself or its axes
     legends |= {axes.get_legend(): axes for axes in figure.axes if axes.get_legend()}
     columns: list[Piece] = []
     for axes in figure.axes:
@@ -179,12 +180,12 @@ def pieces(figure: Figure) -> list[Piece]:
             columns = _with(piece, columns)
         else:
             (above if piece.box.y1 < top + EDGE else beside).append(piece)
-    found = [*above, *sorted(columns, key=lambda column: column.frame.x0), *beside]
-    return found if len(found) > 1 else []
+    ordered = [*above, *sorted(columns, key=lambda column: column.frame.x0), *beside]
+    return ordered if len(ordered) > 1 else []
 
 
 def _with(piece: Piece, columns: list[Piece], distance: float = 0) -> list[Piece]:
-    """Return columns with a further piece, which is one with the columns above, below or within a distance of it."""
+    """Return columns with a further piece, joined with the columns above, below or within a distance of it."""
     near = [column for column in columns if _is_near(piece, column, distance)]
     frames, boxes, parts = zip(*near, piece, strict=True)
     joined = Piece(Bbox.union(frames), Bbox.union(boxes), list(dict.fromkeys(chain.from_iterable(parts))))
@@ -196,8 +197,7 @@ def _is_near(one: Piece, other: Piece, distance: float = 0) -> bool:
 
 
 def _inline(drawing: Drawing, place: str) -> Markup:
-    """Return a figure as inline SVG with ids unique to it, so that figures of a page do not collide, and hover texts on
-    its points."""
+    """Return a figure as inline SVG with hover texts on its points, and with ids that are unique on its page."""
     width, height = 72 * drawing.figure.get_size_inches()
     box = f'viewBox="0 0 {width:g} {height:g}"'
     _, figure, drawn = drawing.svg.decode().partition('<g id="figure_1">')

@@ -35,8 +35,7 @@ class Drawing:
 
     @classmethod
     def of(cls, name: str, caption: str, axes: Axes | np.ndarray) -> "Drawing":
-        """Wrap the figure of axes that a function of `outliers.plot` returned, and close it in pyplot, which would show
-        it again."""
+        """Wrap the figure of axes from a function of `outliers.plot`; close it in pyplot, which would show it again."""
         figure = np.ravel(axes)[0].figure
         if pyplot := sys.modules.get("matplotlib.pyplot"):
             pyplot.close(figure)
@@ -58,13 +57,15 @@ def figure_bytes(figure: Figure, kind: str) -> bytes:
         part.set_gid(f"{PART}{number}")
     with house_style():
         figure.savefig(buffer, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else None)
-    figure.set_layout_engine("none")  # what was laid out stays there in the next format, and is not searched again
+    figure.set_layout_engine("none")  # the next format keeps this layout
     return buffer.getvalue()
 
 
 class Context(NamedTuple):
-    """What a view may need beside the rows. experiment: what was run. folder: where its rows are kept, with what else
-    it stored."""
+    """The context of rows that a view may need.
+
+    experiment: what was run. folder: where it keeps its rows and other files.
+    """
 
     experiment: Any
     folder: Path
@@ -75,8 +76,10 @@ FINDINGS = 6  # at most, in a section and at the top of a page
 
 
 class Finding(NamedTuple):
-    """A sentence that the rows support beyond their scatter. at: the table or drawing that shows it. feature: the
-    number of the feature that it is about, if it is about one."""
+    """A sentence that the rows support beyond their scatter.
+
+    at: the table or drawing that shows it. feature: the number of the feature that it is about, if any.
+    """
 
     text: str
     at: str
@@ -123,16 +126,15 @@ class Failures(Enum):
 def failures(become: Failures) -> Callable[[View], View]:
     """Mark a view with how it handles failed rows."""
 
-    def said(view: View) -> View:
+    def mark(view: View) -> View:
         view.failures = become
         return view
 
-    return said
+    return mark
 
 
 def section_of(view: View, rows: list[dict], context: Context) -> Section:
-    """Make a view's section from rows, with footnotes that say why rows failed, and a list of the rows without a
-    comparable number that its tables do not show."""
+    """Make a view's section from rows, with footnotes on failures, and a table of the rows that its tables lack."""
     section, unseen = part_of(view, rows, context)
     tables, notes = [values_table(unseen)] if unseen else [], failed_notes(rows)
     below = "\n\n".join(filter(None, [section.printed, printed(tables, notes)]))
@@ -140,8 +142,7 @@ def section_of(view: View, rows: list[dict], context: Context) -> Section:
 
 
 def part_of(view: View, rows: list[dict], context: Context) -> tuple[Section, list[dict]]:
-    """Make a view's section from rows without footnotes on failures; return it with the rows that its tables do not
-    show."""
+    """Make a view's section from rows without footnotes on failures; return it and the rows that its tables lack."""
     become, finished = getattr(view, "failures", None), [row for row in rows if not is_beyond(row)]
     if become is Failures.SHOWN or len(finished) == len(rows):
         return view(rows, context), []
@@ -192,7 +193,9 @@ def by_stack(rows: list[dict], field: str, section: Callable[[str, list[dict]], 
     only one) and its rows.
     """
     stacks = list(dict.fromkeys(row[field] for row in rows if field in row)) or [""]
-    of_each = [[row for row in rows if {row.get("stack", one), row.get("ablated", one)} == {one}] for one in stacks]
+    of_each = [
+        [row for row in rows if {row.get("stack", stack), row.get("ablated", stack)} == {stack}] for stack in stacks
+    ]
     sections = list(map(section, stacks, of_each))
     if len(stacks) == 1:
         return sections[0]

@@ -58,5 +58,5 @@ def _changed(frame: pd.DataFrame, change: Callable[[str], str]) -> pd.DataFrame:
     def cell(value: object) -> object:
         return change(str(value)) if isinstance(value, (str, list, tuple, dict)) else value
 
-    found = frame.apply(lambda column: column if is_numeric_dtype(column) else column.map(cell))
-    return found.set_axis([cell(header) for header in frame.columns], axis="columns")
+    cells = frame.apply(lambda column: column if is_numeric_dtype(column) else column.map(cell))
+    return cells.set_axis([cell(header) for header in frame.columns], axis="columns")

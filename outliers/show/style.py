@@ -78,8 +78,7 @@ def your_style() -> Iterator[None]:
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """Use matplotlib's defaults with `LOOK` whatever the caller's rcParams are, so that files are the same
-    everywhere."""
+    """Use matplotlib's defaults with `LOOK`, not the caller's rcParams, so that files are the same everywhere."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(LOOK)
@@ -98,8 +97,7 @@ ENDING = """    ax: where to draw the one panel, in the caller's style; by defau
 
 
 def figure_function(draw: Draw) -> Draw:
-    """Make a figure function draw in `LOOK`, or, on the caller's axes (`ax=`) and within `your_style`, in the caller's
-    rcParams.
+    """Make a figure function draw in `LOOK`; on the caller's axes (`ax=`) and within `your_style`, in their rcParams.
 
     The function returns a single `Axes` if its figure has one panel. Its docstring gets the `ENDING`.
     """
@@ -129,8 +127,7 @@ def chosen(field: str, name: str | None, names: Iterable[str], ax: Axes | None) 
 
 
 def panels_of(ax: Axes | None, rows: int, columns: int, size: tuple[float, float], **options) -> np.ndarray:
-    """Return axes (rows, columns) for the panels of a figure: the caller's ax, or those of a new figure of this size in
-    inches.
+    """Return axes (rows, columns) for panels: the caller's ax, or the axes of a new figure of this size in inches.
 
     If the caller has imported pyplot, the new figure is registered there, so that a notebook and `show` display it.
     """
@@ -142,8 +139,7 @@ def panels_of(ax: Axes | None, rows: int, columns: int, size: tuple[float, float
 
 
 def color_of(name: str) -> str:
-    """Return the colour of the current cycle at the place of this one in `COLORS`; within `LOOK` that is the colour
-    itself."""
+    """Return the colour of the current cycle at the place of a name in `COLORS`: within `LOOK`, the named colour."""
     cycle = matplotlib.rcParams["axes.prop_cycle"].by_key().get("color", [*COLORS.values()])
     return cycle[list(COLORS).index(name) % len(cycle)]
 

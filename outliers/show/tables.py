@@ -44,7 +44,7 @@ ESCAPED = {"github": partial(re.sub, r"([|<])", r"\\\1")}
 NUMBERS = Numbers()
 MISSING, FAILED = "–", "failed"  # in the place of a number
 NEGATIVE = re.compile(r"(?<![\w.])-(?=[\d.]|inf)")  # the minus of a number, no hyphen in words or exponents
-ZERO = re.compile(r"(?<![\w.])-(?=0(?:\.0*)?(?![\d.]))")  # the minus of a number that is 0 as it is written
+ZERO = re.compile(r"(?<![\w.])-(?=0(?:\.0*)?(?![\d.]))")  # the minus of a number that is written as 0
 WIDTH, LONGEST = 80, 100  # fewest columns of a terminal, most of a paragraph
 GAP = 2  # blanks between columns
 LEAST = 16  # characters that a broken column of text keeps
@@ -61,7 +61,7 @@ OTHERS = {  # further fields of the line, also for rows without a text
     "headroom": "{} GiB of each GPU left free",
     "skip": "{} not quantized",
 }
-MOST = {"skip": 1}  # distinct values of a field, if not MANY: several are the sets of a plan, and no setting
+MOST = {"skip": 1}  # distinct values of a field, if not MANY: several skips are sets of a plan, not a setting
 
 SUBJECT = ("model", "scheme", "variant", "metric", "task", "batch")  # fields whose columns name what a line is about
 
@@ -74,7 +74,7 @@ class Table(NamedTuple):
     name: the stem of its files. cells: rows of printed text. data: the unrounded values, as the CSV file has them.
     names: the columns that are text, as a number of columns from the left or a collection of headers. folded: whether a
     page shows the table only on a click. apart: headers of columns that a page folds behind the others, and a terminal
-    leaves out; apart_caption: what these are.
+    leaves out; apart_caption: caption of the table of these columns.
     """
 
     name: str
@@ -119,8 +119,7 @@ class Table(NamedTuple):
         return columns
 
     def with_failed(self, rows: Iterable[Mapping]) -> tuple["Table", list[Mapping]]:
-        """Add a line for each failed row whose subject has none, in which all other cells say that it failed; return
-        the table, and the rows that have such a line.
+        """Add a line for each failed row whose subject has none; return the table, and the rows that got such a line.
 
         A table takes only rows that have all fields which its columns of text name.
         """
@@ -128,16 +127,16 @@ class Table(NamedTuple):
         fields = [header.lower() for header in text]
         if not {*fields} <= {*SUBJECT} or self.headers[: len(text)] != text:
             return self, []
-        there = {tuple(cells[: len(text)]) for cells in self.cells}
+        present = {tuple(cells[: len(text)]) for cells in self.cells}
         subjects = [(tuple(_part(row, field) for field in fields), row) for row in rows if {*fields} <= row.keys()]
-        shown = [(subject, row) for subject, row in subjects if subject not in there]
+        shown = [(subject, row) for subject, row in subjects if subject not in present]
         others = [FAILED] * (len(self.headers) - len(text))
         lines = [[*subject, *others] for subject in dict.fromkeys(subject for subject, _ in shown)]
         return self._replace(cells=[*self.cells, *lines]), [row for _, row in shown]
 
     @property
     def parts(self) -> list["Table"]:
-        """The table without the columns that are set apart, and a folded one of these; the table itself if none are."""
+        """The table without the columns that are set apart, and a folded table of them; the table alone if none are."""
         if not self.apart:
             return [self]
         text = self.headers[: self.names] if isinstance(self.names, int) else self.names
@@ -272,8 +271,7 @@ def _exponent(value: float) -> int:
 
 
 def measured_cell(form: str, row: Mapping) -> str:
-    """Format a row's value; "failed" if it failed; a perplexity larger than any number as a bound with its logarithm in
-    nats."""
+    """Format a row's value; "failed" if it failed; a perplexity larger than any number as a bound and its logarithm."""
     if "failed" in row:
         return FAILED
     if LOG_PERPLEXITY in row["metric"]:
@@ -310,8 +308,7 @@ CELL_COLUMNS = ("stack", "role", "layer", "head", "checkpoint", "task", "batch")
 
 
 def values_table(rows: Sequence[Mapping], parts: Sequence[str] = CELL_COLUMNS) -> Table:
-    """Make a table of values with their standard deviation if there were draws; values that the fields do not tell
-    apart are left out.
+    """Make a table of values with their standard deviation over draws, without values that fields do not tell apart.
 
     parts: fields that distinguish the values of one cell.
     """
@@ -320,15 +317,15 @@ def values_table(rows: Sequence[Mapping], parts: Sequence[str] = CELL_COLUMNS) -
         return tuple(row.get(name) for name in (*ROW_COLUMNS, *parts))
 
     counts = Counter(map(place, rows))
-    few = [row for row in rows if counts[place(row)] == 1]
+    unique = [row for row in rows if counts[place(row)] == 1]
     cells = [
         [short_name(row.get("model", "")), row["variant"], _metric(row, parts), measured_cell(".6g", row)]
-        for row in few
+        for row in unique
     ]
-    places = ROW_COLUMNS if any("stack" in row for row in few) else ROW_COLUMNS[:-1]
-    data = pd.DataFrame(few).reindex(columns=[*places, "value", "standard_deviation", "unit"])
+    places = ROW_COLUMNS if any("stack" in row for row in unique) else ROW_COLUMNS[:-1]
+    data = pd.DataFrame(unique).reindex(columns=[*places, "value", "standard_deviation", "unit"])
     caption = "Values by model, variant and metric."
-    if any("failed" in row for row in few):
+    if any("failed" in row for row in unique):
         caption += " Notes say why cells failed."
     return Table("measured", caption, ["model", "variant", "metric", "value"], cells, data, names=3)
 
@@ -363,8 +360,7 @@ def wrapped(text: str, **options: str) -> str:
 
 
 def scatter_note(rows: list[dict]) -> str:
-    """Return the note that explains ± in a table of perplexities: scatter over the text, and by rounding or masks, as
-    far as rows record it."""
+    """Return the note on ± in a table of perplexities: scatter over the text, by rounding or by masks, as recorded."""
     draws, seeds = (max(row.get(name, 1) for row in rows) for name in ("draws", "mask_seeds"))
     of_text = [row for row in rows if "standard_error" in row]
     if not of_text:
@@ -400,8 +396,8 @@ def seeds_note(trained: pd.DataFrame) -> str:
 def measured_on(rows: Sequence[Mapping]) -> str:
     """Return a line that names the texts, blocks and tokens on which rows were measured; "" if no row has any."""
     others = {field: distinct(rows, field) for field in OTHERS}
-    few = {field: values for field, values in others.items() if 0 < len(values) <= MOST.get(field, MANY)}
-    parts = [OTHERS[field].format(listed(values)) for field, values in few.items()]
+    shown = {field: values for field, values in others.items() if 0 < len(values) <= MOST.get(field, MANY)}
+    parts = [OTHERS[field].format(listed(values)) for field, values in shown.items()]
     texts: dict[tuple, dict] = {}  # the first block and the number of blocks, by text
     for row in rows:
         if "blocks" in row:
@@ -426,5 +422,7 @@ def _text(text: str, protocol: str, block: int | None, spans: list[tuple[int, in
 
 def distinct(rows: Iterable[Mapping], field: str) -> list[str]:
     values = (row[field] for row in rows if row.get(field) is not None)
-    once = dict.fromkeys(", ".join(map(str, value)) if isinstance(value, list) else value for value in values)
-    return [f"{value:g}" if isinstance(value, float) else str(value) for value in once]
+    distinct_values = dict.fromkeys(
+        ", ".join(map(str, value)) if isinstance(value, list) else value for value in values
+    )
+    return [f"{value:g}" if isinstance(value, float) else str(value) for value in distinct_values]

@@ -1,5 +1,4 @@
-"""Measured numbers with their scatter: standard errors, confidence intervals, and tests of whether two values
-differ."""
+"""Measured numbers with their scatter: standard errors, intervals, and tests of whether two values differ."""
 
 import math
 from collections import defaultdict
@@ -46,8 +45,10 @@ def grouped(things: Iterable, key: Callable[[Any], Hashable]) -> dict[Any, list]
 
 
 class Pairs(NamedTuple):
-    """The residuals of a number over the units of a text (see `outliers.show.units`), by which two numbers of one text
-    are compared in pairs."""
+    """The residuals of a number over the units of a text, to compare two numbers of one text in pairs.
+
+    See `outliers.show.units`.
+    """
 
     text: str
     residuals: tuple[float, ...]
@@ -118,12 +119,11 @@ class Value(NamedTuple):
 def averaged(values: Sequence[Value], deviation: float | None = None) -> Value:
     """Return the mean of values, with this standard deviation over draws."""
     share = 1 / len(values)
-    return _combined(math.fsum(value.mean for value in values) * share, deviation, [(share, one) for one in values])
+    return _combined(math.fsum(value.mean for value in values) * share, deviation, [(share, value) for value in values])
 
 
 def _combined(mean: float, deviation: float | None, terms: Sequence[tuple[float, Value]]) -> Value:
-    """Return a value that is, to first order, a sum of factor × value; its error is paired if all terms are of one
-    text."""
+    """Return a value that is, to first order, a sum of factor × value; its error is paired if all are of one text."""
     known = [(factor, value) for factor, value in terms if value.error is not None or value.pairs is not None]
     texts = {(value.pairs.text, len(value.pairs.residuals)) if value.pairs else None for _, value in known}
     if len(texts) != 1 or None in texts:
@@ -163,8 +163,7 @@ BITS = "bits_per_byte"
 
 
 def _pairs_of(row: Mapping, name: str) -> Pairs | None:
-    """Return the residuals of a row's value or of its bits per byte; None if the row does not record units, as old rows
-    do not."""
+    """Return the residuals of a row's value or of its bits per byte; None if the row, an old one, records no units."""
     counts = {"value": "unit_counts", BITS: "unit_bytes"}.get(name)
     if counts is None or not any(row.get(counts, ())):
         return None
@@ -207,15 +206,22 @@ PAIRED = {"paired_error": "value", f"{BITS}_error": BITS}  # paired error to the
 
 
 def with_paired_errors(rows: list[dict]) -> list[dict]:
-    """Add `paired_error` to flat rows whose unquantized model was measured on the same text: the standard error over
-    the text of the difference from it. `bits_per_byte_error` is the same for bits per byte."""
+    """Add `paired_error` to flat rows whose unquantized model was measured on the same text.
+
+    It is the standard error over the text of the difference from that model; `bits_per_byte_error` is that of bits per
+    byte.
+    """
     measured = [row for row in rows if row.get("unit_sums") and not row["metric"].startswith(COMPARED)]
     groups = grouped(measured, lambda row: (_baseline(row["metric"]), *map(row.get, MODEL)))
     errors: dict[int, dict[str, float]] = {}
     for (metric, *_), group in groups.items():
         exact = [row for row in group if row["variant"] == BASELINE and row["metric"] == metric]
         for row in group if exact and len(group) > 1 else ():
-            known = {name: (value_of(row, of), value_of(exact[0], of)) for name, of in PAIRED.items() if of in row}
+            known = {
+                name: (value_of(row, field), value_of(exact[0], field))
+                for name, field in PAIRED.items()
+                if field in row
+            }
             of_row = {name: value.minus(baseline).error for name, (value, baseline) in known.items()}
             errors[id(row)] = {name: error for name, error in of_row.items() if error is not None}
     return [row | errors.get(id(row), {}) for row in rows]
@@ -253,8 +259,7 @@ class Mean(NamedTuple):
 
 
 def reach(standard_error: float | np.ndarray, freedom: int) -> float | np.ndarray:
-    """Return the distance from an estimate to either end of its 95 % interval (Student's t with these degrees of
-    freedom)."""
+    """Return half the width of a 95 % interval (Student's t), from standard error and degrees of freedom."""
     from scipy.stats import t  # late: it takes a second
 
     return t.ppf((1 + CONFIDENCE) / 2, freedom) * standard_error

@@ -26,8 +26,10 @@ def write(section: Section, folder: str | Path, command: str) -> str:
 
 
 def files_of(section: Section) -> dict[str, Callable[[], str | bytes]]:
-    """Return the files of a section by name, as functions that make their content: rows as Parquet, tables as Markdown,
-    LaTeX and CSV, figures as PNG and SVG, further texts."""
+    """Return the files of a section by name, as functions that make their content.
+
+    These are rows as Parquet, tables as Markdown, LaTeX and CSV, figures as PNG and SVG, and further texts.
+    """
     files: dict[str, Callable] = {"rows.parquet": lambda: _columns(section.rows).to_parquet(index=False)}
     for table in section.tables:
         files |= {f"{table.name}.{ending}": partial(_text, table, form) for ending, form in FORMATS.items()}
@@ -50,8 +52,7 @@ def _text(table: Table, form: str) -> str:
 
 
 def _kinds(values: Iterable) -> set[tuple]:
-    """Return the types of the values in a column, where int counts as float and lists by their elements; an empty list
-    fits any."""
+    """Return the types of the values in a column: int counts as float, a list by its elements, an empty list not."""
     values = list(values)
     kinds = {(float if kind is int else kind,) for kind in set(map(type, values)) - {list}}
     lists = (value for value in values if isinstance(value, list) and value)
