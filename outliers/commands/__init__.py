@@ -1,4 +1,4 @@
-"""The commands, one file each: its experiment, the cells and the view of that, and its help."""
+"""The commands, one file each: the experiment, its cells, its view, and the help text."""
 
 from collections.abc import Callable
 from typing import NamedTuple

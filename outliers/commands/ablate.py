@@ -96,11 +96,10 @@ class Ablation(Experiment):
         return {OF_SCHEME.get(name, name): value for name, value in scheme_fields(scheme, self.skip).items()}
 
     def plans(self) -> list[CellPlan]:
-        """Return cells for the loss without the outlier features, or the given ones, and without random features; or
-        without each part that is dropped.
+        """Return cells for the loss without the outlier features (or given ones), and without random features.
 
-        Of an encoder-decoder the features of each stack are ablated in its layers. Outlier features are those in a
-        trace of the unquantized model.
+        With `drop`, return cells for the loss without each part. The features of each stack of an encoder-decoder are
+        ablated in its layers. Outlier features come from a trace of the unquantized model.
         """
         subject = ToAblate(self.model, self.revision, self)
         if self.drop:
@@ -132,11 +131,11 @@ Examples:
 
 def _experts(subject: ToAblate) -> dict[int, int]:
     """Return the number of experts by layer; raise UserError if there are none."""
-    from outliers.models.anatomy import experts_of  # late, for they import torch
+    from outliers.models.anatomy import experts_of  # late, for it imports torch
     from outliers.models.anatomy.experts import number_of
     from outliers.models.skeleton import skeleton
 
-    experts = {layer: number_of(one) for layer, one in experts_of(skeleton(subject.config)).items()}
+    experts = {layer: number_of(module) for layer, module in experts_of(skeleton(subject.config)).items()}
     if not experts:
         raise UserError(f"'{subject.name}' has no experts; expected a mixture of experts for --drop experts")
     return experts
@@ -160,7 +159,9 @@ def _stages(subject: ToAblate) -> Stages:
     experiment = subject.experiment
     (traced,) = yield [Cell(subject, EXACT, TraceMetric(roles=STREAM, alpha=experiment.alpha))]
     counts = [count for count in counted(traced) if experiment.features or count["features"]]
-    cross, counts = ([count for count in counts if (count.get("stack") == CROSS) is of] for of in (True, False))
+    cross, counts = (
+        [count for count in counts if (count.get("stack") == CROSS) is is_cross] for is_cross in (True, False)
+    )
     if cross and not experiment.features:
         listed = ", ".join(map(str, cross[0]["features"]))
         logger.info(
@@ -174,7 +175,7 @@ def _stages(subject: ToAblate) -> Stages:
 
 
 def _of_stack(subject: ToAblate, count: dict, labels: dict, metrics: Sequence[type], first: bool) -> list[Cell]:
-    """Return the cells for the features of a stack, ablated in its layers; for the first stack also those without."""
+    """Return the cells for the features of a stack, ablated in its layers; first: whether to add those without."""
     experiment = subject.experiment
     treatments = planned(experiment, count["hidden_size"], experiment.features or count["features"], count["features"])
     treatments = [treatment for treatment in treatments if treatment.features or first]

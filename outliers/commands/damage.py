@@ -107,7 +107,7 @@ Examples:
 
 
 def _stages(subject: Causal, variants: Sequence[Damaging], experiment: Damage) -> Stages:
-    """Yield all cells, those by stack last."""
+    """Yield all cells; cells by stack are a stage of their own, the last one."""
     if experiment.against:
         _check_tokenizers(subject, experiment.against)
     chosen = "by" in experiment.model_fields_set
@@ -145,7 +145,7 @@ def _cells(
     chosen: bool,
     model_draws: int | None = None,
 ) -> list[Cell]:
-    """Return the cells for the errors of all schemes, then those of scheme after scheme.
+    """Return the cells for the errors of all schemes, then the other cells of one scheme after the other.
 
     Single places need the damage of the whole model for comparison. Only projections have errors, so a cache has none,
     nor has a scheme that quantizes no projection; only a cache has heads. Another model's weights are compared too, and
@@ -196,7 +196,7 @@ def _check(by: set[str], variants: Sequence[Damaging], chosen: bool) -> None:
 
 
 def _check_tokenizers(subject: Causal, others: Iterable[str]) -> None:
-    """Raise UserError if the tokenizer of another model gives some token another id than that of the subject."""
+    """Raise UserError if another model's tokenizer gives a token another id than the subject's tokenizer."""
     from outliers.models.load import load_reader, load_tokenizer
 
     ids = getattr(load_reader(subject.model, subject.revision), "vocab", {})

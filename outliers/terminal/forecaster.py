@@ -9,9 +9,9 @@ from typing import NamedTuple
 # took 10 s and 6.2 s for each million weights.
 FIXED = 1_500_000
 RECENT, LEAST_RECENT = 1 / 2, 5  # share of the age of a run, and seconds at least, of the steps that count as recent
-CERTAIN = 2  # recent steps that half believe how busy they say the machine is
-DRIFT = 1 / 2  # share of its age: forecasts may still move as far as they did since then
-# Factors of a range: of what the machine will do beside the run, of a kind without finished steps, by drift at most.
+CERTAIN = 2  # recent steps from whose slowdown half (in logarithms) is believed
+DRIFT = 1 / 2  # share of the age of a run: forecasts may move again as far as they did since then
+# Factors of a range: for other load of the machine, for a kind without finished steps, and at most for drift.
 LOAD, UNKNOWN, MOVED = 1.5, 2.0, 3.0
 SOON, LONG, SEVERAL = 2, 10, 3  # a forecast needs SOON seconds in SEVERAL steps, or LONG seconds in fewer
 WIDEST = 10  # largest ratio of most to least; a wider range, as of small models before a large one, is useless
@@ -75,7 +75,7 @@ class Forecaster:
 
     Steps of a kind are expected to take as long as finished steps of the kind. If there are none, steps take, relative
     to their work, as long as those of their group (the first word of the kind), or else as all others, and the range is
-    as wide as these scatter. The latest steps tell how busy the machine is. The range has room for other programs that
+    as wide as their scatter. The latest steps tell how busy the machine is. The range has room for other programs that
     start or end, and is wider if forecasts changed lately.
     """
 
@@ -118,7 +118,7 @@ class Forecaster:
         taken = sum(mark.seconds for mark in self.marks[1:])  # the first one includes loading a model
         if taken < (SOON if len(self.marks) >= SEVERAL else LONG):
             return None
-        counted = self._counted()  # once: while a thread that draws asks, another may finish steps
+        counted = self._counted()  # read once, as another thread may finish steps meanwhile
         rates = _rates(counted)
         share = max(1.0, self.workers / max(1, len(self.marks) - self.first))
         todo = Counter(self.todo)
@@ -183,8 +183,8 @@ def _busy(marks: Sequence[Mark], age: float, rates: dict[str, float], step: floa
         step: seconds that the rest of the running step usually takes.
         since: seconds since work was last finished.
     """
-    count, seen = Counter(mark.kind for mark in marks), {marks[0].kind}
-    later = [mark for mark in marks if mark.kind in seen or seen.add(mark.kind) or count[mark.kind] < SEVERAL]
+    count, begun = Counter(mark.kind for mark in marks), {marks[0].kind}
+    later = [mark for mark in marks if mark.kind in begun or begun.add(mark.kind) or count[mark.kind] < SEVERAL]
     latest = [mark for mark in later if mark.age > age - max(LEAST_RECENT, RECENT * age)] or later[-1:]
     taken = sum(mark.seconds for mark in latest)
     usual = sum(mark.work * rates[mark.kind] for mark in latest)

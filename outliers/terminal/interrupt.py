@@ -37,8 +37,8 @@ def ending_alike() -> Iterator[None]:
 
     The process ends itself if stopping takes longer than schedulers wait.
     """
-    usual = signal.getsignal(signal.SIGTERM)
-    changes = usual is signal.SIG_DFL and threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM)
+    changes = handler is signal.SIG_DFL and threading.current_thread() is threading.main_thread()
     if changes:
         signal.signal(signal.SIGTERM, _terminate)
     try:
@@ -48,7 +48,7 @@ def ending_alike() -> Iterator[None]:
             timer.cancel()
         _timers.clear()
         if changes:
-            signal.signal(signal.SIGTERM, usual)
+            signal.signal(signal.SIGTERM, handler)
 
 
 @contextlib.contextmanager
@@ -60,8 +60,10 @@ def finishing() -> Iterator[None]:
     """
     global _stop_requested
     _stop_requested = False
-    usual = {number: signal.getsignal(number) for number in SIGNALS}
-    noted = {number: of for number, of in usual.items() if of in (signal.default_int_handler, _terminate)}
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    noted = {
+        number: handler for number, handler in handlers.items() if handler in (signal.default_int_handler, _terminate)
+    }
     if threading.current_thread() is not threading.main_thread():
         noted = {}
     for number in noted:

@@ -15,7 +15,7 @@ NUMBERS = {int: "<int>", float: "<float>"}  # metavars; the field parses and che
 def options(experiment_type: type[BaseModel], without: Iterable[str] = ()) -> dict[str, Any]:
     """Return the annotation of an option for each field of an experiment, its own fields before inherited ones.
 
-    An option is called as the title of its field, or its name; a list also has the singular. The help is the field's
+    An option has the title of its field, or its name; that of a list has the singular, too. The help is the field's
     description with the default.
 
     Args:
@@ -28,14 +28,14 @@ def options(experiment_type: type[BaseModel], without: Iterable[str] = ()) -> di
 
 def _option(name: str, field: FieldInfo) -> Any:
     """Return the annotation of an option: its type, which is int, float, bool, list[str] or str, spellings and help."""
-    called = (field.title or name).replace("_", "-")
+    title = (field.title or name).replace("_", "-")
     parsed = any(isinstance(check, BeforeValidator) and check.json_schema_input_type is str for check in field.metadata)
     annotation = str if parsed else _plain(field.annotation)
     if get_origin(annotation) is list:
-        names = dict.fromkeys([re.sub("(?<=[nt]ch)es$|s$", "", called), called])
+        names = dict.fromkeys([re.sub("(?<=[nt]ch)es$|s$", "", title), title])
         typed, metavar = list[str], "A,B,…"
     else:
-        names = {called: None}
+        names = {title: None}
         typed, metavar = bool if annotation is bool else str, NUMBERS.get(annotation)
     option = Option(*(f"--{spelling}" for spelling in names), help=_help(field), metavar=metavar)
     return Annotated[typed | None, option]

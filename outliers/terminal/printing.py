@@ -22,13 +22,15 @@ def is_line(text: str) -> bool:
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Send what libraries of any language write to standard error nowhere, such as the stack that a library written in
-    Rust prints where it raises an exception; a thread at a time."""
+    """Discard what the process writes to standard error within this context, also from libraries in C or Rust.
+
+    Only one thread at a time does so.
+    """
     with _silence, contextlib.ExitStack() as restoring:
-        with contextlib.suppress(OSError):  # a closed one is silent
-            usual = os.dup(STDERR)
-            restoring.callback(os.close, usual)
-            restoring.callback(os.dup2, usual, STDERR)
+        with contextlib.suppress(OSError):  # standard error is closed, and silent
+            saved = os.dup(STDERR)
+            restoring.callback(os.close, saved)
+            restoring.callback(os.dup2, saved, STDERR)
             with open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), STDERR)
         yield

@@ -66,7 +66,7 @@ class Progress(tqdm):
         self.inside = 0.0  # finished part of them, in steps
         self.shown = 0.0  # share of the time shown last; it never falls
         self.looked = self.start  # time of the last check for a forecast to log
-        self.said: tuple[float, float, float] | None = None  # last logged: age, least and most age at the end
+        self.logged: tuple[float, float, float] | None = None  # last logged: age, least and most age at the end
         self.ended = threading.Event()
         super().__init__(total=total, disable=None if shown is None else not shown, dynamic_ncols=True, delay=DELAY)
         self.desc = ""  # tqdm does not set it if the bar is disabled
@@ -85,7 +85,7 @@ class Progress(tqdm):
         self.forecaster.expect(steps)
 
     def estimate(self, steps: Steps) -> None:
-        """Expect steps of a kind, in place of those that were estimated of the kind before."""
+        """Expect steps of a kind, in place of the steps estimated for this kind before."""
         before = self.estimates[steps.kind]
         self.total += steps.count - before.count
         self.forecaster.expect(before, -1)
@@ -178,9 +178,9 @@ class Progress(tqdm):
         self.looked, left, age = now, self.left(), self.age
         if not left or left.most < SHORT or _open[0] is not self:
             return
-        then, least, most = self.said or (0.0, math.inf, 0.0)
+        then, least, most = self.logged or (0.0, math.inf, 0.0)
         if age >= AGAIN * then and not least <= age + left.expected <= most:
-            self.said = age, age + left.least, age + left.most
+            self.logged = age, age + left.least, age + left.most
             logger.info(self._time_left(left))
 
     def _log(self) -> None:
@@ -222,8 +222,8 @@ def with_bar(function: Function) -> Function:
     def shown(*arguments, progress: bool | None = None, **named):
         global _passes
         if progress is None:
-            here = "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
-            progress = here and not os.environ.get("TQDM_DISABLE")
+            interactive = "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
+            progress = interactive and not os.environ.get("TQDM_DISABLE")
         if _open or not progress:
             return function(*arguments, **named)
         with Progress(0, function.__name__, shown=True) as _passes:
