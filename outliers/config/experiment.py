@@ -78,16 +78,16 @@ AnyExperiment = TypeVar("AnyExperiment", bound="Experiment")
 
 
 class Experiment(Checked):
-    """What is run: the fields that all experiments share, with a name, which is also a folder in `results`.
+    """An experiment: the fields that all of them share, with a name, which is also a folder in `results`.
 
-    A class of experiments takes those of these fields that it declares itself or names as `takes`. It has no field for
-    any other one, only an attribute with its default.
+    A class of experiments has the shared fields that it declares itself or names in `takes`. The other ones are no
+    fields of it, but attributes with their defaults.
     """
 
     takes: ClassVar[Iterable[str]] = ()
     command: ClassVar[str | None] = None  # which rows name as their experiment; None: the name of the experiment
-    # A function of flat rows and `outliers.show.section.Context` that makes a section, or its location; None: what is
-    # shown depends on the field `shows`.
+    # A function that makes a section of flat rows and `outliers.show.section.Context`, or its location; None: the view
+    # depends on the field `shows`.
     view: ClassVar[Callable | str | None] = None
     with_weights: ClassVar[bool] = True  # False: needs the configurations of models alone
 
@@ -237,7 +237,7 @@ class Experiment(Checked):
         return copy
 
     def non_default(self, *names: str) -> dict:
-        """Return those of some fields that differ from their defaults; by default of all that identify rows."""
+        """Return the named fields that differ from their defaults; by default all such fields that identify rows."""
         defaults = {name: Experiment.model_fields[name].default for name in names or IN_ROWS}
         return {name: getattr(self, name) for name, default in defaults.items() if getattr(self, name) != default}
 

@@ -90,7 +90,6 @@ def _by(check: Callable[[str, Any], float], value: Any) -> float:
 
 
 def _scheme(value: object) -> Scheme:
-    """Return a scheme, or the one of a name."""
     if isinstance(value, Scheme):
         return value
     if not isinstance(value, str):
@@ -101,9 +100,9 @@ def _scheme(value: object) -> Scheme:
         except UserError:
             from outliers.variants.written import variant
 
-            read = variant(value)  # raises the same error for a scheme
-        do = f"`python -m outliers.measure --variant '{read.name}'`"
-        raise UserError(f"'{value}' is a variant, not a scheme; use {do}")
+            parsed = variant(value)  # raises the same error for a scheme
+        command = f"`python -m outliers.measure --variant '{parsed.name}'`"
+        raise UserError(f"'{value}' is a variant, not a scheme; use {command}")
 
 
 def _skip(places: list[str]) -> list[str]:
@@ -174,7 +173,7 @@ LayerShape = whole(LARGEST_LAYER) | Annotated[str, AfterValidator(_shape)]
 Shapes = Annotated[list[LayerShape], Split, Field(min_length=1), Unique]
 
 # Fields of several kinds and metrics, with the help of their options.
-NONE = "by default none."  # the end of a description whose option accepts that word, too
+NONE = "by default none."  # end of the description of an option that accepts the word none, too
 TEXT = "sample, c4, wikitext2, or a .txt, .txt.gz or .jsonl file; for vision models a folder of pictures."
 MODEL = "Hub id, local folder or GGUF file, pocket/NAME, or smollm2-135m."
 Model = Annotated[Line, AfterValidator(as_called), OF_A_MODEL, Field(description=MODEL)]
@@ -255,8 +254,8 @@ def field_error(error: ValidationError, kind: type[BaseModel]) -> FieldError:
     path = tuple(part for part in first["loc"] if "[" not in str(part))  # without the types of a union
     if first["type"] == "extra_forbidden":
         *place, name = path
-        of = f"field of {'.'.join(map(str, place))}" if place else "field"
-        mistake = FieldError(str(unknown_name(of, str(name), _kind_at(kind, place).model_fields)))
+        what = f"field of {'.'.join(map(str, place))}" if place else "field"
+        mistake = FieldError(str(unknown_name(what, str(name), _kind_at(kind, place).model_fields)))
     else:
         mistake = FieldError(first["msg"] if first["type"] == UNKNOWN else mistake_in(first))
     mistake.path = path[:-1] if first["type"] == "missing" else path

@@ -130,7 +130,13 @@ def _read(path: Path, name: str, extended_by: tuple[Path, ...] = ()) -> Fields:
         values = None if node is None else loader.construct_document(node)
     except RecursionError:
         raise UserError(f"experiment file '{path}' refers to itself by an alias, or nests too deep") from None
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:  # but the first: bad values
+    except (
+        yaml.YAMLError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        TypeError,
+    ) as error:  # all but YAMLError: bad values
         raise UserError(f"experiment file '{path}' cannot be read: {reason_of(error, 300)}") from None
     if not isinstance(values, dict) or not all(isinstance(field, str) for field in values):
         raise UserError(f"experiment file '{path}' holds no fields; expected a mapping with 'models', 'text', …")
@@ -169,12 +175,12 @@ def _lines(node: yaml.Node, count: Iterator[int], path: tuple = ()) -> Iterator[
     children = []
     if isinstance(node, yaml.MappingNode):
         children = [(key.value, key.start_mark.line + 1, value) for key, value in node.value]
-        seen = set()
+        known = set()
         for field, line, _ in children:
-            if not isinstance(field, str) or field in seen:
+            if not isinstance(field, str) or field in known:
                 what = f"field '{field}' stands twice" if isinstance(field, str) else "a field's name is no text"
                 raise yaml.YAMLError(f"line {line}: {what}; expected one value of each field")
-            seen.add(field)
+            known.add(field)
     elif isinstance(node, yaml.SequenceNode):
         children = [(number, value.start_mark.line + 1, value) for number, value in enumerate(node.value)]
     for key, line, value in children:

@@ -45,8 +45,8 @@ class Recipe(BaseModel):
         if not isinstance(fields, dict):
             return fields
         rung = LADDER.get(fields.get("start", cls.model_fields["start"].default))
-        usual = FINE_TUNED if rung is None else {"learning_rate": rung.learning_rate, "batch": rung.batch}
-        return usual | {name: value for name, value in fields.items() if value is not None}
+        defaults = FINE_TUNED if rung is None else {"learning_rate": rung.learning_rate, "batch": rung.batch}
+        return defaults | {name: value for name, value in fields.items() if value is not None}
 
     @property
     def in_rows(self) -> dict:

@@ -34,7 +34,7 @@ CALIBRATES = (
     _acting(lambda scheme: scheme.needs_calibration),
     "a scheme that is calibrated, such as absmax+smoothing=0.5",
 )
-# Options that have an effect only beside others: when they have, and what is missing otherwise.
+# Options that have an effect only beside others: whether they have one, and what is missing otherwise.
 BESIDE = {
     "memory": (lambda experiment: experiment.stream, "--stream"),
     "alpha": (
@@ -85,8 +85,7 @@ def validate(experiment: AnyExperiment) -> AnyExperiment:
 
 
 def check_configs(names: Iterable[str]) -> None:
-    """Raise UserError if one of some models, whose weights may not be needed, is unknown or has an invalid
-    configuration."""
+    """Raise UserError if a model is unknown or has an invalid configuration; its weights may be missing."""
     for name in names:
         if name not in known_configs():
             check_model(name, with_weights=False)

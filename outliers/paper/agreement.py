@@ -26,7 +26,7 @@ from outliers.terminal.command import invocation
 from outliers.text.blocks import load_text
 
 PUBLISHED = "published"
-BLOCKS = 4  # of the embedded text, each as long as the source's, or pictures; a perplexity takes the whole text
+BLOCKS = 4  # blocks of the embedded text as long as the source's, or pictures; a perplexity takes the whole text
 AGREES, DIFFERS, NOT_RUN, NOT_MEASURED = "agrees", "differs", "not run", "not measured"
 NOT_HERE = "not on this machine; name the model to get it"
 CAPTION = (
@@ -38,7 +38,10 @@ HEADERS = ["model", "agreement", "published", "measured", "blocks", "source", "n
 
 
 class Verdict(NamedTuple):
-    """The verdict on a fact. reason: why it was not run. row: the measured row that decides it."""
+    """The verdict on a fact.
+
+    reason: why it was not run. row: the measured row that decides it.
+    """
 
     fact: Fact
     agreement: str
@@ -48,8 +51,7 @@ class Verdict(NamedTuple):
 
 
 def report_agreement(names: Sequence[str], device: str = "cpu", out: Path | None = None, redraw: bool = False) -> str:
-    """Compare what is published about some models, or about all, with measurements; write the page and return the text
-    to print.
+    """Compare published facts about models with measurements, write the page, and return the text to print.
 
     Args:
         names: models, as `outliers.load_model` takes them; before them optionally a file of facts that replaces the
@@ -103,7 +105,8 @@ def verdicts_of(
     reasons = dict.fromkeys(protocols, NOT_HERE if model_cache else "--redraw measures nothing")
     if here and model_cache:
         reasons = {
-            one: one[0] and _measured(here, alike, folder, device, model_cache) for one, alike in protocols.items()
+            protocol: protocol[0] and _measured(here, alike, folder, device, model_cache)
+            for protocol, alike in protocols.items()
         }
     rows = [
         row
@@ -120,7 +123,7 @@ def _measured(model: str, facts: Sequence[Fact], folder: Path, device: str, mode
     if fact.block:
         fields |= {"text": fact.text, "block": fact.block, "bos": fact.bos}
     if fact.cell == "trace":
-        sinks = any(number.metric.startswith("attention_sink") for one in facts for number in one.numbers)
+        sinks = any(number.metric.startswith("attention_sink") for other in facts for number in other.numbers)
         fields |= {"details": True, "attention": sinks}
     try:
         if fact.cell == "perplexity":
@@ -134,10 +137,10 @@ def _measured(model: str, facts: Sequence[Fact], folder: Path, device: str, mode
 def _verdict(fact: Fact, rows: Sequence[Row], reason: str | None) -> Verdict:
     if not fact.cell:
         return Verdict(fact, NOT_MEASURED)
-    wanted = {"text": text_label(fact.text), "block": fact.block} if fact.block else {}
+    expected = {"text": text_label(fact.text), "block": fact.block} if fact.block else {}
     for row in rows:
         metric, subject = row.request["metric"]["name"], row.request["subject"]
-        if metric == fact.cell and wanted.items() <= subject.items() and subject.get("bos", False) == fact.bos:
+        if metric == fact.cell and expected.items() <= subject.items() and subject.get("bos", False) == fact.bos:
             if not row.values:
                 return Verdict(fact, NOT_RUN, reason=row.run["failed"])
             words, same = fact.compared(row.values)

@@ -17,8 +17,10 @@ BLOG = "bitsandbytes integration blog"  # huggingface.co/blog/hf-bitsandbytes-in
 
 
 class Published(NamedTuple):
-    """The numbers of one table or figure of the paper, by key. keys: names of the parts of a key. form: format string
-    of a number."""
+    """The numbers of one table or figure of the paper.
+
+    keys: names of the parts of a key. values: the numbers by key. form: format string of a number.
+    """
 
     source: str
     keys: tuple[str, ...]

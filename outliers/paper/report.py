@@ -62,7 +62,7 @@ def _validated(name: str, device: str | None, models: Sequence[str]) -> Experime
 
 def _shortened(experiment: Experiment, models: Sequence[str]) -> Experiment:
     """Shorten an experiment's blocks to the shortest context of these models, minus prefixed tokens."""
-    from outliers.models.anatomy import context_length  # imports torch, as do the next two
+    from outliers.models.anatomy import context_length  # imports torch, like the next one
     from outliers.models.load import load_config
 
     parts = [part for variant in getattr(experiment, "variants", []) for part in variant.parts]
@@ -99,13 +99,15 @@ def report_experiments(
     folder = out or (experiments[0].folder if alone else _folder(name, experiments))
     places = [folder if alone else folder / Path(experiment.name).name for experiment in experiments]
     requests = [experiment.model_copy(update={"shows": None}).model_dump_json() for experiment in experiments]
-    once: dict[str, tuple[Experiment, Path]] = {}  # Table 4 and Figures 3 and 4 share one measurement
+    distinct: dict[str, tuple[Experiment, Path]] = {}  # Table 4 and Figures 3 and 4 share one measurement
     for measurement, *pair in zip(requests, experiments, places, strict=True):
-        once.setdefault(measurement, tuple(pair))
+        distinct.setdefault(measurement, tuple(pair))
     command = shlex.join([*invocation("report"), name, *models, *(["--device", device] if device else [])])
-    with Progress() if redraw else shared_bar(experiment for experiment, _ in once.values()) as bar:
+    with Progress() if redraw else shared_bar(experiment for experiment, _ in distinct.values()) as bar:
         bar.expect(RENDERING._replace(count=len(experiments)))
-        known = {key: _drawn(*pair) for key, pair in once.items()} if redraw else _all_measured(once, force, bar)
+        known = (
+            {key: _drawn(*pair) for key, pair in distinct.items()} if redraw else _all_measured(distinct, force, bar)
+        )
         if not any(rows for rows, _ in known.values()):
             raise UserError(str(next(reasons[0] for _, reasons in known.values())))
         show_page(folder, page_request(experiments))
@@ -123,8 +125,8 @@ def report_experiments(
     printed_sections.append(f"Rows, tables, figures and page: {folder}/{PAGE}")
     text = "\n" + "\n\n\n".join(printed_sections)
     rows = [row for rows, _ in known.values() for row in rows]
-    again = redraw or any("failed" in row for row in rows) or not all(map(_is_final, known.values()))
-    record_run(folder, experiments, None if again else report_output_key(typed("report")), command, wrote, text)
+    unfinished = redraw or any("failed" in row for row in rows) or not all(map(_is_final, known.values()))
+    record_run(folder, experiments, None if unfinished else report_output_key(typed("report")), command, wrote, text)
     return text, rows
 
 
@@ -135,12 +137,15 @@ def previewed(name: str, out: Path | None, device: str | None, models: Sequence[
 
     experiments = experiments_of(name, device, models)
     folder = out or _folder(name, experiments)
-    once = {
+    distinct = {
         experiment.model_copy(update={"shows": None}).model_dump_json(): experiment
         for experiment in reversed(experiments)
     }
     return preview(
-        [(prepared_plans(experiment), folder / Path(experiment.name).name) for experiment in reversed(once.values())]
+        [
+            (prepared_plans(experiment), folder / Path(experiment.name).name)
+            for experiment in reversed(distinct.values())
+        ]
     )
 
 
@@ -193,20 +198,20 @@ def shown_section(experiment: Experiment, folder: Path, rows: list[dict], reason
     reasons: why rows are missing.
     """
     artefact = ARTEFACTS[experiment.shows]
-    section, beside = Section("", []), []
+    section, comparisons = Section("", []), []
     if rows:
         view = artefact.view
         section = section_of(view, rows, Context(experiment, folder)) if view else show(experiment, folder, rows)
     if artefact.published:
-        beside.append(comparison(experiment.shows, artefact.published, artefact.ours(comparable_rows(rows))))
+        comparisons.append(comparison(experiment.shows, artefact.published, artefact.ours(comparable_rows(rows))))
     not_run = [str(reason) if isinstance(reason, NoOutlier) else f"Not run: {reason}" for reason in reasons]
     title = section.title
     if not title.startswith(artefact.label):
         title = f"{artefact.label}: {title[0].lower()}{title[1:]}" if rows else artefact.label
-    printed = [section.printed, *not_run, *(table.printed for table in beside if not table.folded)]
+    printed = [section.printed, *not_run, *(table.printed for table in comparisons if not table.folded)]
     return section._replace(
         title=title,
-        tables=[*section.tables, *beside],
+        tables=[*section.tables, *comparisons],
         notes=[*section.notes, *not_run],
         printed="\n\n".join(filter(None, printed)),
     )

@@ -95,7 +95,7 @@ class OutliersConfig(QuantizationConfigMixin):
 
     @property
     def arguments(self) -> dict:
-        """Those of `outliers.quantize`."""
+        """The arguments of `outliers.quantize`."""
         plan = self.plan or {"exact": [], "instead": {}}
         return {"scheme": _scheme(self.scheme), "skip": [*self.skip, *plan["exact"]], "instead": plan["instead"]}
 
@@ -124,15 +124,15 @@ def _written(scheme: Scheme) -> str | dict:
     if is_known(scheme):
         return scheme.name
     parts = json.loads(write_scheme(scheme))
-    _scheme(parts)  # refuses what could not be read back
+    _scheme(parts)  # raises an error if it cannot be read back
     return parts
 
 
 @register_quantizer(METHOD)
 class OutliersQuantizer(HfQuantizer):
-    """Quantizes each weight as it is read, or reads codes; exact weights are quantized when all of them are there.
+    """A quantizer of each weight as it is read, or a reader of codes; exact weights are quantized once all are read.
 
-    layers: by path, those whose weights are yet to come.
+    layers: by path, the layers whose weights are not read yet.
     """
 
     quantization_config: OutliersConfig
@@ -143,7 +143,7 @@ class OutliersQuantizer(HfQuantizer):
         self.layers: dict[str, Int8Linear] = {}
 
     def validate_environment(self, *_, device_map: dict | str | None = None, **__) -> None:
-        """Refuse parts on disk, from where codes do not come back."""
+        """Refuse parts on disk: codes are not read back from there."""
         if isinstance(device_map, dict) and "disk" in device_map.values():
             raise ValueError("device_map has parts on 'disk'; expected devices with memory, such as 'cpu'")
 
@@ -151,11 +151,13 @@ class OutliersQuantizer(HfQuantizer):
         config, modules = self.quantization_config, dict(model.named_modules())
         if any(stack.layers not in modules for stack in stacks_of(model.config)):
             raise ValueError(f"{type(model).__name__} has no head; expected one that has, as of AutoModelForCausalLM")
-        # What a scheme draws is not on "meta", where transformers puts the model meanwhile.
+        # A scheme draws random numbers on the CPU, while transformers keeps the model on "meta".
         with _value_errors(), torch.device("cpu"):
             if config.plan:
                 Plan.model_validate(config.plan).check(projection.path for projection in projections(model))
-            quantized = quantize(model, **config.arguments, keep=config.keep)  # of "exact", to see what is refused
+            quantized = quantize(
+                model, **config.arguments, keep=config.keep
+            )  # for "exact", too, because it refuses what does not fit
         self.layers = _layers(quantized, Int8Linear)
         if self.pre_quantized:
             _replace(model, self.layers)
@@ -174,7 +176,7 @@ class OutliersQuantizer(HfQuantizer):
         arguments = self.quantization_config.arguments
         for layer in self.layers.values():
             layer.straight_through = True  # as other layers of transformers, so that adapters train on them
-            layer.codes = layer.codes.to(torch.int8)  # which transformers 5.0 reads in the float32 of T5's "wo"
+            layer.codes = layer.codes.to(torch.int8)  # transformers 5.0 reads them in float32 for T5's "wo"
         self.layers = {}
         with _value_errors():
             if self.quantization_config.keep == "exact":
@@ -204,13 +206,13 @@ class OutliersQuantizer(HfQuantizer):
 
 
 class _Codes(ConversionOps):
-    """A weight in, the buffers of its layer out, which takes the place of the projection."""
+    """An operation that turns a weight into the buffers of its layer, which replaces the projection."""
 
     def __init__(self, layers: dict[str, Int8Linear]):
         self.layers = layers
 
     def convert(self, input_dict: dict, model: PreTrainedModel, missing_keys: set[str], **_) -> dict[str, torch.Tensor]:
-        made = {}
+        converted = {}
         for name, weight in input_dict.items():
             weight = weight[0] if isinstance(weight, list) else weight
             missing_keys.discard(name)
@@ -220,7 +222,7 @@ class _Codes(ConversionOps):
                 _replace(model, layers)
                 set_weights(module, part, weight)
                 if len(layers) < number_of(module):  # some experts stay exact
-                    made[name] = weight
+                    converted[name] = weight
             else:
                 layers = {path: self.layers[path]}
                 self.layers[path].bias = module.bias
@@ -228,8 +230,8 @@ class _Codes(ConversionOps):
                 _replace(model, layers)
             for path, layer in layers.items():
                 tensors = (*layer.named_parameters(), *layer.named_buffers())
-                made |= {f"{path}.{field}": value for field, value in tensors if not value.is_meta}
-        return made
+                converted |= {f"{path}.{field}": value for field, value in tensors if not value.is_meta}
+        return converted
 
 
 def _layers(model: PreTrainedModel, kind: type) -> dict[str, Any]:
@@ -239,12 +241,12 @@ def _layers(model: PreTrainedModel, kind: type) -> dict[str, Any]:
 
 
 def _of_experts(model: PreTrainedModel, name: str, layers: dict[str, Int8Linear]) -> dict[str, Int8Linear]:
-    """Return those layers whose weights or biases are in one tensor for all experts, by path."""
+    """Return, by path, the layers whose weights or biases a tensor of all experts holds."""
     path, _, part = name.rpartition(".")
     if not holds_experts(model.get_submodule(path)):
         return {}
     ending = f".{part.removesuffix('_bias')}"
-    return {one: layer for one, layer in layers.items() if one.startswith(f"{path}.") and one.endswith(ending)}
+    return {place: layer for place, layer in layers.items() if place.startswith(f"{path}.") and place.endswith(ending)}
 
 
 def _replace(model: PreTrainedModel, modules: dict[str, torch.nn.Module]) -> None:

@@ -27,8 +27,10 @@ Compared = tuple[str, bool]  # the measured values in words, and whether they ag
 
 
 class Publication(NamedTuple):
-    """A published source. looked_up: "yes" if the numbers were read there, otherwise they are as another source cites
-    them."""
+    """A published source.
+
+    looked_up: "yes" if the numbers were read there; otherwise another source cites them.
+    """
 
     name: str
     source: str
@@ -56,34 +58,35 @@ class PublishedNumber(NamedTuple):
     tolerance: str
 
     def compared(self, values: Iterable[dict]) -> Compared:
-        """Describe our values in words, and say whether all of them match published ones; a list in a row matches if it
-        contains all published numbers."""
-        there = [value for value in values if value["metric"] == self.metric]
-        for name, wanted in self.where.items():
-            there = [value for value in there if _is_in(value[name], wanted)]
-        found = [value[self.column] for value in there]
-        if found and isinstance(found[0], list):
-            same = {*map(int, self.published.split())} <= set(found[0])
-            return f"{self.column} {listed(found[0]) if found[0] else 'none'}", same
-        same = bool(found) and all(_is_in(value, self.published, self.tolerance) for value in found)
+        """Describe our values in words, and say whether all of them match published ones.
+
+        A list in a row matches if it contains all published numbers.
+        """
+        rows = [value for value in values if value["metric"] == self.metric]
+        for name, expected in self.where.items():
+            rows = [value for value in rows if _is_in(value[name], expected)]
+        measured = [value[self.column] for value in rows]
+        if measured and isinstance(measured[0], list):
+            same = {*map(int, self.published.split())} <= set(measured[0])
+            return f"{self.column} {listed(measured[0]) if measured[0] else 'none'}", same
+        same = bool(measured) and all(_is_in(value, self.published, self.tolerance) for value in measured)
         if self.column == "value":
-            what, sizes = self.metric.rpartition(".")[2], [min(found), max(found)] if found else []
+            what, sizes = self.metric.rpartition(".")[2], [min(measured), max(measured)] if measured else []
             forms = (f"{size:,g}" if size == int(size) else amount(size) for size in sizes)  # such as a mean count of 1
             numbers = " to ".join(dict.fromkeys(forms))
         else:
-            what, numbers = self.column, listed(sorted(set(found))) if found else ""
-        place = next((f" at {name} {wanted.replace('..', ' to ')}" for name, wanted in self.where.items()), "")
+            what, numbers = self.column, listed(sorted(set(measured))) if measured else ""
+        place = next((f" at {name} {expected.replace('..', ' to ')}" for name, expected in self.where.items()), "")
         return f"{what} {numbers or 'none'}{place}", same
 
 
-def _is_in(value: float, wanted: str, tolerance: str = "") -> bool:
-    """Return whether the magnitude of a value equals one of the numbers, or lies in one of the ranges, within
-    tolerance.
+def _is_in(value: float, expected: str, tolerance: str = "") -> bool:
+    """Return whether the magnitude of a value equals one of the numbers, or is in one of the ranges, within tolerance.
 
-    Raise ValueError if `wanted` or the tolerance is no number.
+    Raise ValueError if `expected` or the tolerance is no number.
     """
     margin = float(tolerance.rstrip("%") or 0)
-    for low, dots, high in (part.partition("..") for part in wanted.split()):
+    for low, dots, high in (part.partition("..") for part in expected.split()):
         ends = float(low), float(high or "inf" if dots else low)
         below, above = (end * margin / 100 if "%" in tolerance else margin for end in ends)
         if ends[0] - below <= abs(value) <= ends[1] + above:
@@ -92,7 +95,7 @@ def _is_in(value: float, wanted: str, tolerance: str = "") -> bool:
 
 
 class Fact(NamedTuple):
-    """Something published about a model, measured on blocks of `block` tokens, or on pictures if `block` is None.
+    """A published fact about a model, measured on blocks of `block` tokens, or on pictures if `block` is None.
 
     claim: the fact in words. bos: whether blocks begin with the model's first token. under: a change made to the model,
     if any, which is not reproduced here. published: its first number, as in the file. cell: our metric that measures
@@ -144,8 +147,8 @@ def read_facts(file: str | Path = FACTS) -> list[Fact]:
             fact = facts.setdefault(tuple(about), Fact(*read, *words, note, published, cell, []))
             if cell:
                 places = dict(place.split("=") for place in where.split())
-                for wanted in (published, *places.values()):
-                    _is_in(math.nan, wanted, tolerance)  # raises ValueError if the text is no number
+                for expected in (published, *places.values()):
+                    _is_in(math.nan, expected, tolerance)  # raises ValueError if the text is no number
                 fact.numbers.append(PublishedNumber(metric, places, column, published, tolerance))
         except (KeyError, ValueError, AttributeError) as error:
             raise UserError(f"line {number} of '{file}' is no fact: {error}; expected {', '.join(COLUMNS)}") from None

@@ -58,8 +58,7 @@ def published_rows() -> list[dict]:
 
 
 def published_models() -> pd.DataFrame:
-    """Return Table 4: one row per model (index), the worst first, with the columns that `by_model` gives measured
-    models."""
+    """Return Table 4: one row per model (index), the worst first, with the columns of measured models (`by_model`)."""
     table = pd.read_csv(PRINTED / "table4.csv", index_col="model").rename_axis(None).astype(float)
     return table.sort_values("perplexity", ascending=False)
 
