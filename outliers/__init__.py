@@ -15,15 +15,15 @@ import re
 import sys
 from types import ModuleType
 
-# transformers and bitsandbytes import whatever is called `kernels` to ask for kernels of the hub. In a clone that name
-# may find the clone's folder, which is none of that: as if there were no such package.
+# transformers and bitsandbytes import a package `kernels` for kernels of the hub. In a clone that name may find the
+# clone's own folder, which is another thing: None makes the import fail as if there were no such package.
 _spec = None if "kernels" in sys.modules else importlib.util.find_spec("kernels")
 if _spec and any(os.path.isdir(f"{place}/outlier_kernels") for place in _spec.submodule_search_locations or ()):
     sys.modules["kernels"] = None
 
-# Threads of OpenMP that wait for another spin for a while. On a core that another program wants, they keep the one that
-# they wait for from running: on two busy cores a block took 28 s, and 3 s where waiting threads sleep. OpenMP reads
-# this when torch is imported; who has set it keeps it.
+# OpenMP threads spin for a while when they wait for another one. On a core that other programs use, they thereby keep
+# the awaited thread from running: on two busy cores a block took 28 s, and 3 s where waiting threads sleep. OpenMP
+# reads the variable when torch is imported; a value of the user stays.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.2.0"
@@ -113,13 +113,14 @@ class _Package(ModuleType):
 sys.modules[__name__].__class__ = _Package
 
 
-# Whoever has imported transformers may load what it saved with our layers; whoever has not waits for nothing.
+# A program that has imported transformers may load models saved with our layers; others need not wait for the import.
 if {"transformers", "torch"} <= sys.modules.keys():
     importlib.import_module("outliers.plugins.loader")
 
-# Python looks for what a mistyped `python -m` names after it has imported this package, and says only that it is not
-# there; while it looks, the first argument is this.
+# `python -m outliers.NAME` imports this package first, then looks for NAME, and of a mistyped NAME says only that it is
+# missing. Until it is found, the first argument is "-m".
 if sys.argv[:1] == ["-m"]:
-    for _asked in (found[1] for one in sys.orig_argv if (found := re.fullmatch(r"(?:-m)?outliers\.(\w+)", one))):
-        if importlib.util.find_spec(f"outliers.{_asked}") is None:
-            importlib.import_module("outliers.__main__").refuse(_asked)
+    for _argument in sys.orig_argv:
+        _named = re.fullmatch(r"(?:-m)?outliers\.(\w+)", _argument)
+        if _named and importlib.util.find_spec(f"outliers.{_named[1]}") is None:
+            importlib.import_module("outliers.__main__").refuse(_named[1])

@@ -28,7 +28,7 @@ def overview() -> None:
 
 
 def main() -> None:
-    """Run the command that is named, with what follows its name; without one, print what there is."""
+    """Run the named command with the arguments after its name; without a name, print an overview."""
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in commands():
         del sys.argv[1]
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def refuse(name: str) -> None:
-    """Say in one line which command was meant by a name that is none, and exit."""
+    """Exit with a line that suggests a command for an unknown name."""
     with reporting_mistakes():
         if name in {known.partition("/")[0] for known in experiment_files()}:
             raise UserError(

@@ -35,7 +35,7 @@ Adapter = Annotated[bool, Option("--adapter", help=ADAPTER)]
 
 def commands() -> dict[str, str]:
     """Return the module of each command by the command's name, without importing one."""
-    files = {found.name: f"{folder.__name__}.{found.name}" for found in pkgutil.iter_modules(folder.__path__)}
+    files = {file.name: f"{folder.__name__}.{file.name}" for file in pkgutil.iter_modules(folder.__path__)}
     return dict(sorted((files | {"report": "outliers.paper.command"}).items()))
 
 
@@ -86,9 +86,9 @@ def _measuring(name: str, command: Command) -> Callable:
         else:
             _measure(name, experiment, out, force)
 
-    of_one, of_several = "model" in experiment_type.model_fields, "models" in experiment_type.model_fields
-    if of_one or of_several:
-        metavar, help_text = ("MODEL", MODEL) if of_one else ("EXPERIMENT|MODEL", f"{MODEL} {EXPERIMENT}")
+    takes_one, takes_several = "model" in experiment_type.model_fields, "models" in experiment_type.model_fields
+    if takes_one or takes_several:
+        metavar, help_text = ("MODEL", MODEL) if takes_one else ("EXPERIMENT|MODEL", f"{MODEL} {EXPERIMENT}")
         place = Annotated[list[str] | None, Argument(metavar=metavar, help=help_text, show_default=False)]
         arguments = {"positional": place, "models": Models}
     else:
@@ -96,7 +96,7 @@ def _measuring(name: str, command: Command) -> Callable:
         place = Annotated[str | None, Argument(metavar="EXPERIMENT", help=help_text, show_default=False)]
         arguments = {"positional": place}
     results = {"out": Out, "force": Force, "dry_run": DryRun} | ({"redraw": Redraw} if command.redraws else {})
-    results |= {"adapter": Adapter} if of_one or of_several else {}
+    results |= {"adapter": Adapter} if takes_one or takes_several else {}
     measure.__annotations__ = arguments | options(experiment_type, NO_OPTIONS) | results
     return measure
 
@@ -106,22 +106,22 @@ def _specified(
     command: Command,
     experiment_type: type[Experiment],
     places: list[str],
-    behind: list[str],
+    given: list[str],
     adapter: bool,
     fields: dict,
 ) -> Experiment:
-    """Return the experiment that a command line asks for.
+    """Return the experiment of a command line.
 
     Args:
         name: of the command.
-        places: positional arguments: models, perhaps behind an experiment.
-        behind: models from `--model`; if there are any, the first positional argument is an experiment.
+        places: positional arguments: models, perhaps after an experiment.
+        given: models from `--model`; if there are any, the first positional argument is an experiment.
         adapter: whether to merge the adapter beside each model.
         fields: options by field.
     """
-    of_one, of_several = "model" in experiment_type.model_fields, "models" in experiment_type.model_fields
+    takes_one, takes_several = "model" in experiment_type.model_fields, "models" in experiment_type.model_fields
     example = " ".join([*invocation(name), command.example])
-    if not of_one and not of_several:
+    if not takes_one and not takes_several:
         if not places:
             raise UserError(f"no experiment is named; expected one, such as `{example}`")
         experiment = specify(places[0], fields, None, experiment_type)
@@ -131,23 +131,23 @@ def _specified(
         check_shown(experiment)
         return experiment
     flags = [experiment_type.model_fields[field].title or field for field, value in fields.items() if value is True]
-    for place in places[1:] if flags else ():  # a missing file behind the models, as if it were the value of a flag
+    for place in places[1:] if flags else ():  # a missing file after the models was meant as the value of a flag
         if re.search(r"\.[a-z]+$", place) and not os.path.exists(place):
             raise UserError(f"--{flags[-1]} takes no value, got '{place}'; --out names the folder of its file")
     name_of_experiment = None
-    if of_several and places and (behind or is_meant_as_experiment(places[0])):
+    if takes_several and places and (given or is_meant_as_experiment(places[0])):
         name_of_experiment, *places = places
         if not is_experiment(name_of_experiment):
             hint = "or the path of a .yaml file, which the first argument is beside --model"
             raise unknown_name("experiment", name_of_experiment, experiment_files(), hint)
-    models = [f"{model}{WITH_ADAPTER * adapter}" for model in models_of([*places, *behind])]
+    models = [f"{model}{WITH_ADAPTER * adapter}" for model in models_of([*places, *given])]
     if adapter and not models:
         raise UserError("--adapter merges the adapter beside a model that is named; expected one")
-    if of_one and len(models) > 1:
+    if takes_one and len(models) > 1:
         raise UserError(f"{name} takes one model, got {len(models)}: {', '.join(models)}; run it once for each model")
-    if not models and (places or behind or not (name_of_experiment or command.default)):
-        raise UserError(f"no model is named; expected {'one' if of_one else 'some'}, such as `{example}`")
-    if of_one:
+    if not models and (places or given or not (name_of_experiment or command.default)):
+        raise UserError(f"no model is named; expected {'one' if takes_one else 'some'}, such as `{example}`")
+    if takes_one:
         chosen = {"model": models[0]}
     elif models:
         chosen = {field: models for field in OF_MODELS if field in experiment_type.model_fields}
@@ -212,7 +212,7 @@ def _preview(experiment: Experiment, out: Path | None) -> None:
 
 
 def _redraw(name: str, experiment_type: type[Experiment], folder: Path, out: Path | None, others: list) -> None:
-    """Print the results in the finished rows of a folder, and write them, into the same folder by default."""
+    """Print and write the results of the finished rows of a folder; out: by default the same folder."""
     from outliers.runs.rows import read_rows
     from outliers.runs.run import records
     from outliers.show.section import Context, section_of

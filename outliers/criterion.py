@@ -1,4 +1,4 @@
-"""Hidden states and what they are called; when a feature is an outlier, an activation massive, a position a sink."""
+"""Names of hidden states, and the criteria of outlier features, massive activations and attention sinks."""
 
 import math
 import re
@@ -6,24 +6,25 @@ from numbers import Real
 
 from outliers.errors import UserError, shown
 
-# Hidden states, by the projections that read them: q/k/v, attention output, first and second feed-forward, with those
-# between; and of the cross-attention of a decoder the queries, the keys and values, which read what the encoder puts
-# out, and the output. A router chooses or weighs what others put out.
+# Hidden states are named by the projections that read them. Attention ("attn") and feed-forward ("ffn") have first
+# projections ("in"), the output projection ("out") and those between ("mid"). The cross-attention of a decoder has
+# queries, keys and values, which read the encoder's output, and an output projection. A router chooses or weighs the
+# outputs of others.
 CROSS_ROLES = ("cross_in", "cross_kv", "cross_out")
-CROSS = "cross"  # what a decoder's layers read of the encoder, beside the names of stacks
+CROSS = "cross"  # the encoder's states as a decoder's layers read them; stands beside the names of stacks
 OF_EVERY_STACK = ("attn_in", "attn_out", "ffn_in", "ffn_out")
 ROUTER = "router"
 QUANTIZED = ("attn_in", "attn_mid", "attn_out", "ffn_in", "ffn_mid", "ffn_out", *CROSS_ROLES)
 ROLES = (*QUANTIZED, ROUTER)
 CACHE_PARTS = {"kv": ("keys", "values"), "keys": ("keys",), "values": ("values",)}  # by the names of terms of variants
 STREAM = ("attn_in", "ffn_in")  # roles on the feature axis of the residual stream
-PAPER = ("attn_in", "attn_out", "ffn_in")  # in which the paper counts outliers
-RESIDUAL = "residual"  # stands beside the roles for the output of a layer
+PAPER = ("attn_in", "attn_out", "ffn_in")  # roles in which the paper counts outliers
+RESIDUAL = "residual"  # the output of a layer, beside the roles
 PICTURES = "pictures"  # the protocol of vision models
 LOG_PERPLEXITY = "log_perplexity"  # the metric in the place of a perplexity that is larger than any number
 
-# What TransformerLens calls the hidden states of a layer, behind `blocks.LAYER.`, and what some readers of the residual
-# stream alone are given (docs/names.md). Not `ln1.hook_normalized`, which is before the gain and the bias of the norm.
+# Names in TransformerLens, after `blocks.LAYER.`, of the hidden states of a layer, and of the inputs of single readers
+# of the residual stream (docs/names.md). Not `ln1.hook_normalized`, which is before the gain and the bias of the norm.
 TRANSFORMERLENS = {
     "attn_in": "attn.hook_in",
     "attn_out": "attn.hook_z",
@@ -43,9 +44,9 @@ TRANSFORMERLENS = {
 ALPHA = 6.0  # magnitude of a hidden state
 LAYERS = 0.25  # fraction of the layers with at least one hit
 POSITIONS = 0.06  # fraction of the positions of a sequence with at least one hit
-FEW = 0.5  # fraction of all features; where more pass, as under large gains of the norms, the criterion tells nothing
+FEW = 0.5  # fraction of all features; if more pass, as with large gains of norms, the criterion does not discriminate
 
-# Hidden states are float32 where they are compared with a threshold, which has to be a normal number of that kind.
+# Bounds of a threshold, which is compared with hidden states in float32 and has to be a normal number of that type.
 THRESHOLDS = (2.0**-126, 3.4e38)
 
 # Massive activations: Sun et al., 2024, section 2.
@@ -62,7 +63,7 @@ SINK = 0.3  # mean attention that a sink receives: Gu et al., 2024, section 3
 
 
 def role_of(state: str) -> str:
-    """Return the role of a hidden state, which has a number where several of a layer have the role: "attn_mid 2"."""
+    """Return the role of a hidden state, without the number that several of one layer have: "attn_mid 2"."""
     return state.partition(" ")[0]
 
 
@@ -77,7 +78,7 @@ def in_nnsight(role: str, module: str) -> str:
 
 
 def of_transformerlens(name: str) -> tuple[int, str] | None:
-    """Return the layer and the role, or the reader, that a name of TransformerLens means; None for any other name."""
+    """Return the layer and the role or reader of a name in TransformerLens; None for any other name."""
     match = re.fullmatch(r"blocks\.([0-9]{1,9})\.(.+)", name)
     places = [place for place, hook in TRANSFORMERLENS.items() if match and hook == match[2]]
     return (int(match[1]), places[0]) if places else None
@@ -94,7 +95,7 @@ def check_threshold(name: str, value: float, example: float = ALPHA) -> float:
 def check_share(name: str, value: float | str, whole: bool = False) -> float:
     """Return the share as a float, from 0.05 or "5%"; raise UserError for anything else, and for 5, which may mean 5 %.
 
-    whole: whether 1 is all of something, and not perhaps 1 %.
+    whole: whether 1 means all of something; otherwise it is refused, as it may mean 1 %.
     """
     percent = isinstance(value, str) and value.endswith("%")
     try:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 LONGEST = 900  # characters of a message
 LONGEST_VALUE = 80  # characters of a value in one
 FEW = 16  # names that a message lists
-MOST_NEAR = 3  # of those that may have been meant
-BEGINNING = 3  # letters at least of what is read as the beginning of a name
+MOST_NEAR = 3  # near names that a message suggests, at most
+BEGINNING = 3  # letters at least that count as the beginning of a name
 WITHOUT_VALUE = {"missing": "field '{}' is missing", "extra_forbidden": "unknown field '{}'"}
-# By how the kinds of pydantic's errors begin; the fields are of their context.
+# By the beginning of the type of a pydantic error; its context fills the braces.
 EXPECTED = {
     "int": "expected a whole number",
     "float": "expected a number",
@@ -33,9 +33,9 @@ EXPECTED = {
 class UserError(Exception):
     """A user's mistake in one line: what was wrong, what was expected, what to do.
 
-    The library raises it like any exception; the command line prints its message alone and exits with code 2. What a
-    file or another library says in it may hold anything: line ends become spaces, what no terminal prints is escaped,
-    and the middle of what is long is left out.
+    The library raises it like any exception; the command line prints its message alone and exits with code 2. Text of
+    files or other libraries in it may hold anything: line ends become spaces, characters that no terminal prints are
+    escaped, and the middle of a long message is left out.
 
     Example:
         >>> outliers.quantize(model, "absmx")
@@ -55,7 +55,7 @@ class UserError(Exception):
 
 
 class NoOutlier(UserError):
-    """A model without an outlier feature, in which there is none to measure."""
+    """A model has no outlier feature to measure."""
 
 
 class CellsFailed(UserError):
@@ -69,7 +69,10 @@ class MeasurementFailed(UserError):
 
 
 class EngineLost(MeasurementFailed):
-    """The engine ended before a cell was measured, for no fault of the cell. BEGINNING: of the message in its row."""
+    """The engine ended before a cell was measured, for no fault of the cell.
+
+    BEGINNING: the first words of the message in its row.
+    """
 
     BEGINNING = "Ray has ended"
     code = 1
@@ -80,7 +83,7 @@ class BadWeights(MeasurementFailed):
 
 
 class ChangedWeights(BadWeights):
-    """The weights of a model changed while they were measured; what was measured before stays."""
+    """The weights of a model changed while they were measured; earlier rows stay."""
 
 
 class BrokenModel(MeasurementFailed):
@@ -107,27 +110,26 @@ def no_such_feature(feature: int, width: int) -> UserError:
 
 
 def meant(name: str, known: Iterable[str], least: float = 0.5) -> str:
-    """Ask whether the known names that begin like this one, or else the nearest ones, were meant; return an empty text
-    if none is near.
+    """Suggest the known names that begin like this one, or else the nearest ones; an empty text if none is near.
 
     least: smallest similarity by difflib, from 0 to 1.
     """
     known = list(known)
-    longer = [one for one in known if len(name) >= BEGINNING and one.lower().startswith(name.lower())]
+    longer = [other for other in known if len(name) >= BEGINNING and other.lower().startswith(name.lower())]
     near = sorted(longer, key=len)[:MOST_NEAR] or _nearest(name, known, least)
     return f"did you mean {' or '.join(near)}?" if near else ""
 
 
 def _nearest(name: str, known: list[str], least: float) -> list[str]:
     """Return the names that are most similar, whatever their case."""
-    by_letters = {one.lower(): one for one in known}
+    by_letters = {other.lower(): other for other in known}
     near = difflib.get_close_matches(name.lower(), by_letters, n=MOST_NEAR, cutoff=least)
-    return [by_letters[one] for one in near]
+    return [by_letters[letters] for letters in near]
 
 
 def mistake_in(details: Mapping) -> str:
     """Describe a mistake in a field from the details of a pydantic error."""
-    field = ".".join(str(part) for part in details["loc"] if "[" not in str(part))  # but for the types of a union
+    field = ".".join(str(part) for part in details["loc"] if "[" not in str(part))  # without the types of a union
     kind = details["type"]
     if not field:
         return "it has no fields"

@@ -1,7 +1,7 @@
 """Files that are replaced as a whole, so that a killed run leaves the old one or the new one; folders of one run.
 
-Nothing but files is read, and what stands in a folder is never written through: a link is replaced or refused, and so
-nothing outside of the folder changes.
+Only files are read, and nothing is written through a link: links are replaced or refused, so that nothing outside of
+the folder changes.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from outliers.errors import UserError
 
 LOCK, OWNER = ".lock", ".owner"
 PAGE = "report.html"
-EARLIER = "earlier"  # in a folder: what other requests than the last one left, a folder each
+EARLIER = "earlier"  # subfolder of the files of earlier requests, a folder each
 TIME = "%Y-%m-%d %H:%M:%S"
 KINDS = {
     stat.S_IFDIR: "a folder",
@@ -34,14 +34,13 @@ KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-LEFT = re.compile(r"\..+\.[0-9a-f]{8}\.part")  # what a writer calls a part
+LEFT = re.compile(r"\..+\.[0-9a-f]{8}\.part")  # name of the part of a writer
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace a file by `content` at once: a reader, and a killed writer, leaves the old file or the new one.
+    """Replace a file by `content` at once: readers find, and killed writers leave, the old file or the new one.
 
-    Of several that write the same file at the same time, each writes all of it, and the last one counts. A link is
-    replaced, not what it leads to.
+    If several processes write the same file at the same time, the last one counts. A link is replaced, not its target.
 
     Raises:
         UserError: it cannot be written, for example because the disk is full or it is no file.
@@ -53,8 +52,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def move(source: Path, target: Path, names: Iterable[str]) -> None:
-    """Move files of a folder, those of them that are there, into another one, in the place of those of the same names;
-    folders that get empty go."""
+    """Move the files that a folder has of some names into another one, replacing its files; remove empty folders."""
     with writing(target):
         for name in names:
             if os.path.lexists(source / name):
@@ -63,12 +61,12 @@ def move(source: Path, target: Path, names: Iterable[str]) -> None:
                 os.replace(source / name, target / name)
         if source.parent.name == EARLIER and source.is_dir():
             for folder in (source, source.parent):
-                with contextlib.suppress(OSError):  # something else is in it
+                with contextlib.suppress(OSError):  # not empty
                     folder.rmdir()
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise UserError if something else than a file or a link stands where one is to be written."""
+    """Raise UserError if something other than a file or a link is in the place of a file to be written."""
     with writing(path.parent):
         try:
             mode = path.lstat().st_mode
@@ -113,7 +111,7 @@ def _in_the_way(path: Path, mode: int) -> UserError:
 def new_part(path: Path) -> Iterator[Path]:
     """Provide a new empty file beside another for its new content; remove it if it does not replace the other."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    part.touch(exist_ok=False)  # which follows no link
+    part.touch(exist_ok=False)  # follows no link
     try:
         yield part
     finally:
@@ -123,13 +121,13 @@ def new_part(path: Path) -> Iterator[Path]:
 def remove_left(folder: Path) -> None:
     """Remove the parts that killed writers left in a folder, which this process alone writes."""
     for part in (folder / name for name in os.listdir(folder) if LEFT.fullmatch(name)):
-        with contextlib.suppress(OSError):  # it is a folder, or cannot be
+        with contextlib.suppress(OSError):  # it is a folder, or cannot be removed
             part.unlink()
 
 
 @contextlib.contextmanager
 def writing(folder: Path):
-    """Turn what the system says of a folder that cannot be written into one line."""
+    """Turn an OSError, from a folder that cannot be written, into a UserError."""
     try:
         yield
     except OSError as error:
@@ -139,9 +137,9 @@ def writing(folder: Path):
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep a folder, made if it is not there, to this process; leave no folder where nothing was written.
+    """Lock a folder for this process; make it if it is missing, and remove it again if nothing was written.
 
-    A lock that is left by a kill blocks nobody; beside it `.owner` says who has the folder.
+    The lock of a killed process blocks nobody; the file `.owner` beside it names the process that has the folder.
 
     Raises:
         UserError: the folder cannot be written, or another run has it.
@@ -159,7 +157,7 @@ def locked(folder: Path) -> Iterator[None]:
         finally:
             with contextlib.suppress(OSError):
                 owner.unlink(missing_ok=True)
-                (folder / LOCK).unlink(missing_ok=True)  # whoever opened it meanwhile sees that it is no longer
+                (folder / LOCK).unlink(missing_ok=True)  # a process that opened it meanwhile notices that it is gone
             lock.release()
     finally:
         with contextlib.suppress(OSError):
