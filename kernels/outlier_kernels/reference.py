@@ -198,7 +198,7 @@ def linear(
     else:
         product = outlier_product(x, outliers, weight, exact)
         if not outliers.all():
-            rest = _without(x, weight, outliers, activations, exact)
+            rest = _inliers(x, weight, outliers, activations, exact)
             product += multiply(*rest, None, activations)
     if bias is not None:
         product += bias
@@ -225,7 +225,7 @@ def grouped_linear(
     return torch.cat([linear(part, Quantized(codes, scale), one) for part, codes, scale, one in parts if len(part)])
 
 
-def _without(
+def _inliers(
     x: torch.Tensor, weight: Quantized, outliers: torch.Tensor, activations: Quantizer | None, exact: Exact | None
 ) -> tuple[torch.Tensor, Quantized]:
     quantizers = activations, exact and exact.quantizer

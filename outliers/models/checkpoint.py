@@ -275,7 +275,7 @@ def _joined(
             more = {"piece": partial(piece, place, own_name)} if in_pieces and expected[own_name].ndim > 2 else {}
             tensors[own_name] = lazy_of(place, own_name, parts, **more)
         except (RuntimeError, ValueError, IndexError):  # torch refuses to join them
-            raise _misshapen_part(parts, expected[own_name].shape, name) from None
+            raise _part_shape_error(parts, expected[own_name].shape, name) from None
     return tensors
 
 
@@ -300,17 +300,17 @@ def check_type(lazy: Lazy, types: Collection[str], name: str) -> None:
 def check_shape(lazy: Lazy, expected: torch.Size, name: str) -> None:
     """Raise UserError if a tensor is not stored in the shape that the model's configuration requires."""
     if lazy.shape != tuple(expected):
-        raise _misshapen(f"with the shape {lazy.shape}", lazy.name, expected, name)
+        raise _shape_error(f"with the shape {lazy.shape}", lazy.name, expected, name)
 
 
-def _misshapen(found: str, key: str, expected: torch.Size, name: str) -> UserError:
+def _shape_error(found: str, key: str, expected: torch.Size, name: str) -> UserError:
     return UserError(
         f"the checkpoint of '{name}' holds '{printable(key)}' {found[:200]}; its configuration asks for "
         f"{tuple(expected)}"
     )
 
 
-def _misshapen_part(parts: list[tuple[str, Lazy]], expected: torch.Size, name: str) -> UserError:
+def _part_shape_error(parts: list[tuple[str, Lazy]], expected: torch.Size, name: str) -> UserError:
     """Return the error for parts that cannot be joined, naming one whose shape differs from most of its kind."""
     usual = {
         pattern: Counter(one.shape for kind, one in parts if kind == pattern).most_common(1) for pattern, _ in parts
@@ -318,7 +318,7 @@ def _misshapen_part(parts: list[tuple[str, Lazy]], expected: torch.Size, name: s
     odd = next((one for pattern, one in parts if one.shape != usual[pattern][0][0]), parts[0][1])
     shapes = ", ".join(map(str, sorted({one.shape for _, one in parts})))
     found = f"with the shape {odd.shape}, to be joined with others to one tensor; the shapes of all are {shapes}"
-    return _misshapen(found, odd.name, expected, name)
+    return _shape_error(found, odd.name, expected, name)
 
 
 def check_complete(stored: Iterable[str], model: PreTrainedModel, name: str, torn: Iterable[str] = ()) -> None:

@@ -224,7 +224,7 @@ def output_hooks(readers: Iterable[tuple[Projection, torch.Tensor]], visit: Visi
 
     with ExitStack() as stack:
         for projection, outputs in readers:
-            stack.enter_context(_of_two_inputs(projection.module, outputs, change_of(projection)))
+            stack.enter_context(_changed_outputs(projection.module, outputs, change_of(projection)))
         yield
 
 
@@ -251,7 +251,7 @@ class _Outputs:
 
 
 @contextmanager
-def _of_two_inputs(module: nn.Module, outputs: torch.Tensor, change: Callable) -> Iterator[None]:
+def _changed_outputs(module: nn.Module, outputs: torch.Tensor, change: Callable) -> Iterator[None]:
     hook = next((registered for registered in module._forward_hooks.values() if isinstance(registered, _Outputs)), None)
     with ExitStack() as stack:
         if hook is None:

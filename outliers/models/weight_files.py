@@ -39,7 +39,7 @@ def listed_shards(folder: Path) -> list[str]:
     """Return the names of the files that the index of a folder lists, whether or not they exist yet."""
     index = folder / INDEX
     if not lexists(index):
-        raise _none_in(folder)
+        raise _no_weights(folder)
     try:
         if regular_file(index).stat().st_size > LARGEST_INDEX:
             raise UserError(f"'{index}' has more than {LARGEST_INDEX // 10**6} MB; expected an index of weight files")
@@ -109,7 +109,7 @@ def adapter_alone(folder: Path) -> UserError | None:
     )
 
 
-def _none_in(folder: Path) -> UserError:
+def _no_weights(folder: Path) -> UserError:
     """Return the error for a folder without weights, which names similar files."""
     if alone := adapter_alone(folder):
         return alone

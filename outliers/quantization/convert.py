@@ -110,7 +110,7 @@ def quantize(
         model = separate_layers(model)
     # deepcopy builds a new module tree, but takes objects from its memo: parameters on the same storage, and for each
     # projection the layer under the new scheme.
-    memo = shared_in_copies(model) | {id(old): _on_the_same_storage(old) for old in model.parameters()}
+    memo = shared_in_copies(model) | {id(old): _sharing_storage(old) for old in model.parameters()}
     memo |= {
         id(part.module): _replacement(
             others.get(part.path, scheme), part, memo, None if part.path in left else LAYERS[keep], calibration
@@ -211,7 +211,7 @@ def check_instead(
                 f"scheme '{other.name}' in the place of '{scheme.name}'; expected one that quantizes projections "
                 "alone, without a calibration, such as llm.int8 (what stays exact is skipped)"
             )
-        paths = _at_places(model, parts, "instead", places)
+        paths = _paths_at(model, parts, "instead", places)
         if repeated := sorted(paths & others.keys()):
             raise UserError(f"'{repeated[0]}' has two schemes in the place of '{scheme.name}'; expected one")
         others |= dict.fromkeys(paths, other)
@@ -259,25 +259,25 @@ def skipped(model: PreTrainedModel, skip: Collection[str], scheme: Scheme, only:
     Paths are of projections and of attention products. Raises UserError if nothing is left to quantize.
     """
     parts = [*projections(model), *attentions(model), *(routers(model) if scheme.routers else ())]
-    left = _at_places(model, parts, "skip", skip)
+    left = _paths_at(model, parts, "skip", skip)
     if only:
-        left |= {part.path for part in parts} - _at_places(model, parts, "only", only)
+        left |= {part.path for part in parts} - _paths_at(model, parts, "only", only)
     if scheme.quantizes and left.issuperset(part.path for part in quantized_parts(model, scheme)):
         places = f"skip={shown(list(skip))}" + (f" and only={shown(list(only))}" if only else "")
         raise UserError(f"{places} leaves nothing for scheme '{scheme.name}' to quantize; use 'fp32'")
     return left
 
 
-def _at_places(model: PreTrainedModel, parts: list[Projection], option: str, places: Collection[str]) -> set[str]:
+def _paths_at(model: PreTrainedModel, parts: list[Projection], option: str, places: Collection[str]) -> set[str]:
     """Return the paths of the parts of a model at some places; raise UserError if a place is not in the model."""
     listed = isinstance(places, Collection) and not isinstance(places, str)
     if not listed or not all(isinstance(place, str) for place in places):
         raise UserError(f"{option} is {shown(places)}; expected a list of places, such as ['ffn_out', '*.down_proj']")
     modules = [name for name, _ in model.named_modules() if name] if places else []
-    return {part.path for place in places for part in _at(place, parts, modules, option)}
+    return {part.path for place in places for part in _parts_at(place, parts, modules, option)}
 
 
-def _at(place: str, parts: list[Projection], modules: list[str], option: str) -> list[Projection]:
+def _parts_at(place: str, parts: list[Projection], modules: list[str], option: str) -> list[Projection]:
     """Return the parts of a model at a place: a role, layers, an expert, or a pattern of modules."""
     if layers := _LAYERS.fullmatch(place):
         first, count = int(layers["first"]), parts[-1].layer + 1
@@ -327,7 +327,7 @@ def _replacement(
     if not quantized:
         check_plain(projection)
     check_hooks(projection.path, module, exact=not (kind and scheme.quantizes_projections))
-    exact = _bare(module.projection if quantized else module, memo)
+    exact = _without_hooks(module.projection if quantized else module, memo)
     new = exact
     if kind and scheme.quantizes_projections:
         calibrated = scheme.at(projection.role).needs_calibration
@@ -338,7 +338,7 @@ def _replacement(
     return new.train(module.training)
 
 
-def _on_the_same_storage(parameter: nn.Parameter) -> nn.Parameter:
+def _sharing_storage(parameter: nn.Parameter) -> nn.Parameter:
     """Return a new parameter on the same storage; a normal one if accelerate emptied the parameter in inference
     mode."""
     emptied = parameter.is_meta and parameter.is_inference()
@@ -346,7 +346,7 @@ def _on_the_same_storage(parameter: nn.Parameter) -> nn.Parameter:
     return nn.Parameter(torch.empty_like(parameter) if emptied else parameter.detach(), learns)
 
 
-def _bare(module: nn.Module, memo: dict) -> nn.Module:
+def _without_hooks(module: nn.Module, memo: dict) -> nn.Module:
     """Return a copy of a plain projection with the parameters of the memo and without hooks.
 
     It is not a deep copy, because hooks may refer to the whole model, which would be copied before its projections are

@@ -106,9 +106,9 @@ class QuantizedLinear(SchemeLinear):
                 made = CachedOperand(operand_of(self.weight, self.here, self.magnitudes), weight.detach(), version)
             if self._caches:
                 self.made = made
-        return self._in_draw(made) if self.draw else made.operand
+        return self._draw_operand(made) if self.draw else made.operand
 
-    def _in_draw(self, made: CachedOperand) -> Operand:
+    def _draw_operand(self, made: CachedOperand) -> Operand:
         drawn = self.drawn
         if drawn is None or drawn.draw != self.draw or drawn.made is not made:
             with torch.inference_mode(False), torch.no_grad():

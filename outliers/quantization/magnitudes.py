@@ -83,13 +83,13 @@ def _sample(x: torch.Tensor, blocks: int) -> torch.Tensor:
     return x[[number * len(x) // count for number in range(count)]]
 
 
-def _of_features(values: torch.Tensor, change: Callable) -> torch.Tensor:
+def _change_features(values: torch.Tensor, change: Callable) -> torch.Tensor:
     return change(values[None])[0].abs()
 
 
 STATISTICS = {
-    "inputs": Statistic(lambda x, _: x.abs().amax(0), lambda a, b: a.maximum(b), _of_features, True),
-    "sums": Statistic(lambda x, _: x.abs().sum(0), operator.add, _of_features, True),
+    "inputs": Statistic(lambda x, _: x.abs().amax(0), lambda a, b: a.maximum(b), _change_features, True),
+    "sums": Statistic(lambda x, _: x.abs().sum(0), operator.add, _change_features, True),
     "gram": Statistic(lambda x, _: x.T @ x, operator.add, lambda gram, change: change(change(gram).T)),
     "rows": Statistic(_sample, lambda *rows: torch.cat(rows), lambda rows, change: change(rows)),
 }

@@ -214,7 +214,7 @@ def load_text(
         if documents:
             cut.check_packed()
         return cut.documents[0] if documents else cut.ids
-    return _sequences(text, tokenizer, blocks, _first(tokenizer, bos), column)
+    return _sequences(text, tokenizer, blocks, _first_ids(tokenizer, bos), column)
 
 
 def cut_text(
@@ -238,11 +238,11 @@ def cut_text(
     if isinstance(text, torch.Tensor) and text.ndim == 2:
         ids = _given_blocks(text, block, blocks, bos)
         return Cut(ids, None, _first_tokens(ids, tokenizer), [])
-    first = _first(tokenizer, bos)
+    first = _first_ids(tokenizer, bos)
     text_tokens = block - len(first)
     needed = MOST_TOKENS if blocks is None else text_tokens * blocks
     ids, starts, sizes, repeated = array("q"), [], array("q") if sized else None, 0
-    for piece, begins in _joined(text, tokenizer, column):
+    for piece, begins in _tokens_of_documents(text, tokenizer, column):
         starts += [len(ids)] * begins
         kept = _without_repeated_first(piece, len(ids), text_tokens, first)
         repeated += len(piece.ids) - len(kept.ids)
@@ -275,7 +275,7 @@ def _in_blocks(numbers: array | torch.Tensor, shape: tuple[int, int], first: lis
     return torch.cat([torch.tensor(first).long().expand(len(rows), -1), rows], 1)
 
 
-def _first(tokenizer: PreTrainedTokenizerBase, bos: bool) -> list[int]:
+def _first_ids(tokenizer: PreTrainedTokenizerBase, bos: bool) -> list[int]:
     """Return the ids that begin each block: the tokenizer's first token if `bos`, otherwise none."""
     if bos and tokenizer.bos_token_id is None:
         raise UserError("the model's tokenizer has no first token (bos_token_id); run without --bos")
@@ -362,7 +362,7 @@ def _sequences(
     return tensors
 
 
-def _joined(text: Text, tokenizer: PreTrainedTokenizerBase, column: str) -> Iterator[tuple[Piece, bool]]:
+def _tokens_of_documents(text: Text, tokenizer: PreTrainedTokenizerBase, column: str) -> Iterator[tuple[Piece, bool]]:
     """Yield the tokens of a text lazily, and whether a document begins with them; each document is followed by an end
     unless it has its own."""
     name, empty = text_name(text), 0

@@ -65,14 +65,14 @@ def hidden_states(
         )
     blocks = sequences(blocks, attention_mask)
     groups = [list(blocks)] if is_streamed(model) else ([block] for block in blocks)
-    return (state for group in groups for state in _run_as_far_as(model, group, layer, role, variant))
+    return (state for group in groups for state in _states_up_to(model, group, layer, role, variant))
 
 
 class _Reached(Exception):
     """Raised to skip the rest of the decoder once all requested states are known."""
 
 
-def _run_as_far_as(
+def _states_up_to(
     model: PreTrainedModel, blocks: list[torch.Tensor], layer: int, role: str, variant: Variant
 ) -> list[torch.Tensor]:
     """Return a hidden state (T, features) of each block (T,), running the model up to its layer."""

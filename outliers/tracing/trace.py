@@ -254,7 +254,7 @@ def _has_even_heads(model: PreTrainedModel, views: Iterable[StackView]) -> bool:
     return True
 
 
-def _in_one_width(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def _padded(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Pad the features of tensors with zeros to the largest number."""
     width = max(tensor.shape[-1] if tensor.ndim else 0 for tensor in tensors)
     lacks = [width - tensor.shape[-1] if tensor.ndim else 0 for tensor in tensors]
@@ -416,7 +416,7 @@ class _TraceObserver:
             self._add_by_token("residual.massive_tokens", massive)
         hit, magnitudes = {}, {}
         for role, of_role in self.kept.items():
-            of_layers = _in_one_width([kept[self.number, : len(ids)].to(ids.device) for kept in of_role.values()])
+            of_layers = _padded([kept[self.number, : len(ids)].to(ids.device) for kept in of_role.values()])
             if role in self.roles and role not in ON_STREAM:
                 hit[role] = reduce(torch.logical_or, of_layers)
             else:
@@ -441,7 +441,7 @@ class _TraceObserver:
                 zeros = torch.zeros_like(next(iter(layers.values()))[name])  # for layers that lack the role
                 numbers = self.view.layers if state in self.roles else layers
                 rows = [layers[number][name].cpu() if number in layers else zeros.cpu() for number in numbers]
-                statistics[f"{state}.{name}"] = torch.stack(_in_one_width(rows))
+                statistics[f"{state}.{name}"] = torch.stack(_padded(rows))
         statistics |= {f"{role}.layers_hit": statistics[f"{role}.sequences_hit"].sum(0) for role in self.roles}
         statistics |= {name: value.cpu() for name, value in self.total.items()}
         of_stack = {"stack": self.view.name, "first_layer": self.view.layers[0]}

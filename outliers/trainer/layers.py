@@ -82,7 +82,7 @@ def train_int8(
     roles = (FFN if ffn else ()) + (LINEAR if linear else ())
     if attention:
         check_attention(model)
-    _take_back(model)
+    _restore_plain(model)
     all_projections = list(projections(model))
     check_in_memory(model, "training in int8")
     check_not_compiled(model)
@@ -97,7 +97,7 @@ def train_int8(
     return model
 
 
-def _take_back(model: PreTrainedModel) -> None:
+def _restore_plain(model: PreTrainedModel) -> None:
     """Restore the plain projections and attention."""
     plain_class = {trained: plain for plain, trained in TRAINED.items()}
     for module in model.modules():

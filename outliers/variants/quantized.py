@@ -197,13 +197,13 @@ class Quantized(AtPlaces):
         if self.has_codes:
             return load_int8(model, self.scheme, dtype, device, revision, skip=self.skip)
         loaded = load_model(model, dtype, device, revision)
-        return loaded if self.is_exact else self._of(loaded)
+        return loaded if self.is_exact else self._quantized(loaded)
 
     @contextmanager
     def on(self, model: "PreTrainedModel", _layer: int | None = None) -> "Iterator[PreTrainedModel]":
-        yield self._of(model)
+        yield self._quantized(model)
 
-    def _of(self, model: "PreTrainedModel") -> "PreTrainedModel":
+    def _quantized(self, model: "PreTrainedModel") -> "PreTrainedModel":
         from outliers.quantization.convert import quantize
 
         return quantize(model, self.scheme, "exact", self.skip, self.calibration, self.only, dict(self.instead))

@@ -50,7 +50,7 @@ def quantize_without(
         The codes with scales, zero points and code sums of each row, (rows, 1), even if all rows share a scale.
     """
     scale, sums = matrix.new_empty(2, len(matrix), 1, dtype=torch.float32)
-    shared = None if quantizer.per_row else _of_tensor(matrix, quantizer, outliers)
+    shared = None if quantizer.per_row else _shared_scale(matrix, quantizer, outliers)
     arguments = {"x": matrix, "outliers": outliers, "made": (room, 128 * (room.dtype == torch.uint8), scale, sums)}
     if quantizer.symmetric:
         all_passes().absmax_codes(*matrix.shape, **arguments, scale_of_all=shared)
@@ -61,7 +61,7 @@ def quantize_without(
     return Quantized(room, scale, zero_point, sums)
 
 
-def _of_tensor(matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tensor) -> torch.Tensor:
+def _shared_scale(matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tensor) -> torch.Tensor:
     """Return the scale that all rows share, or the normalized dynamic range and zero point that they share."""
     low, high = extremes(matrix)
     if quantizer.symmetric:

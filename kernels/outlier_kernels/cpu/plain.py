@@ -49,14 +49,14 @@ def linear(
     if len(outliers) and exact is not None:
         values, columns = (operand.index_select(1, outliers).float() for operand in (x, exact.weight))
         added = values @ columns.T
-        weight = _made_without(weight, outliers, exact)
+        weight = _quantized_without(weight, outliers, exact)
     elif len(outliers):
         added = reference.outlier_product(x, outliers, weight)
     result = _multiply(quantized, weight, outliers, added, bias, hidden_states.dtype)
     return by_reference() if result is None else result
 
 
-def _made_without(weight: Quantized, outliers: torch.Tensor, exact: Exact) -> Quantized:
+def _quantized_without(weight: Quantized, outliers: torch.Tensor, exact: Exact) -> Quantized:
     """Return the weight as if quantized without the outlier features, whose own codes are arbitrary, because they are
     multiplied with zeros."""
     changed = _with_extremes_in(weight, outliers).nonzero()[:, 0]

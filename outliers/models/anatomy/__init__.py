@@ -110,7 +110,8 @@ def know_class(model: PreTrainedModel) -> None:
     """Remember the class of a model whose type has no family, so that its anatomy is found like that of a causal
     language model."""
     kind = type(model)
-    if not _families(model.config.model_type) and (not _is_known(kind) or kind.__name__.endswith(CAUSAL_CLASS)):
+    own = not kind.__module__.startswith("transformers.")
+    if not _families(model.config.model_type) and (own or kind.__name__.endswith(CAUSAL_CLASS)):
         _own_models[type(model.config)] = kind
 
 
@@ -130,10 +131,6 @@ def _class_named(config: PretrainedConfig) -> type[PreTrainedModel] | None:
     """Return the class that a checkpoint names, if transformers has it and it uses this configuration."""
     named = getattr(transformers, next(iter(config.architectures or ()), ""), None)
     return named if getattr(named, "config_class", None) is type(config) else None
-
-
-def _is_known(kind: type) -> bool:
-    return kind.__module__.startswith("transformers.")
 
 
 class Projection(NamedTuple):
@@ -359,7 +356,7 @@ def layers_of(model: PreTrainedModel) -> list[Layer]:
     know_class(model)
     stacks = stacks_of(model.config)
     layers = [
-        Layer(0, path, module, _of_kind(stack, place, path, module), number)
+        Layer(0, path, module, _anatomy_of_layer(stack, place, path, module), number)
         for number, stack in enumerate(stacks)
         for place, path, module in _children(model, stack)
     ]
@@ -386,7 +383,7 @@ def _children(model: PreTrainedModel, stack: Anatomy) -> Iterator[tuple[int, str
         yield place, path, module
 
 
-def _of_kind(stack: Anatomy, place: int, path: str, layer: nn.Module) -> Anatomy:
+def _anatomy_of_layer(stack: Anatomy, place: int, path: str, layer: nn.Module) -> Anatomy:
     """Return the anatomy of the layer at a place: that of its kind, or of another kind whose parts it all has.
 
     Parts that were replaced by a module without weights, such as an identity, are left out.

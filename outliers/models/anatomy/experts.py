@@ -157,7 +157,7 @@ def by_projection(
         return output
     # not derived from a tensor, so that a pass that follows tensors sees only what experts add
     output = torch.zeros(hidden_states.shape, dtype=hidden_states.dtype, device=hidden_states.device)
-    for number, tokens, places in _chosen(experts, top_k_index):
+    for number, tokens, places in _choices(experts, top_k_index):
         x = hidden_states if hidden_states.is_meta else hidden_states[tokens]
         added = experts._modules[str(number)](x, tokens, top_k_weights[tokens, places, None], experts)
         output.index_add_(0, tokens, added.to(output.dtype))
@@ -195,7 +195,7 @@ def _grouped(
     )
 
 
-def _chosen(experts: nn.Module, chosen: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+def _choices(experts: nn.Module, chosen: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
     """Yield each chosen expert, its tokens, and the places at which they chose it.
 
     On the meta device, where no choice has a value, all tokens choose each expert that has a module.

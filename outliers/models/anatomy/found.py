@@ -82,18 +82,18 @@ def _code() -> str:
 
 def _read(file: Path) -> Anatomy | None:
     try:
-        return _of_fields(json.loads(file.read_bytes()))
+        return _anatomy_of_fields(json.loads(file.read_bytes()))
     except (OSError, ValueError, KeyError, TypeError):  # the file is missing or incomplete
         return None
 
 
-def _of_fields(fields: dict) -> Anatomy:
+def _anatomy_of_fields(fields: dict) -> Anatomy:
     """Return the anatomy of the fields that JSON holds."""
     others, second = fields.pop("others"), fields.pop("decoder")
     return Anatomy(
         **_tuples(fields),
-        others=tuple(map(_of_fields, others)),
-        decoder=second and _of_fields(second),
+        others=tuple(map(_anatomy_of_fields, others)),
+        decoder=second and _anatomy_of_fields(second),
     )
 
 

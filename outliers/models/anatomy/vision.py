@@ -80,13 +80,13 @@ def _before_patches(config: PretrainedConfig) -> list[tuple[str, str]]:
     return [*KINDS[config.model_type].special, *((f"register {number}", REGISTER) for number in registers)]
 
 
-def _of_tower(config: PretrainedConfig) -> PretrainedConfig:
+def _tower_config(config: PretrainedConfig) -> PretrainedConfig:
     return getattr(config, "vision_config", config)
 
 
 def _side(config: PretrainedConfig) -> int:
     """Return the number of patches in a row of the largest picture."""
-    tower = _of_tower(config)
+    tower = _tower_config(config)
     return tower.image_size // tower.patch_size
 
 
@@ -97,7 +97,7 @@ def _ids(config: PretrainedConfig, pixels: torch.Tensor) -> torch.Tensor:
     """
     before, side = len(_before_patches(config)), _side(config)
     rows, columns = (
-        torch.arange(size // _of_tower(config).patch_size, device=pixels.device) for size in pixels.shape[1:]
+        torch.arange(size // _tower_config(config).patch_size, device=pixels.device) for size in pixels.shape[1:]
     )
     patches = before + (rows[:, None] * side + columns).flatten()
     return torch.cat([torch.arange(before, device=pixels.device), patches])
@@ -113,7 +113,7 @@ def _name(config: PretrainedConfig, place: int) -> tuple[str, str]:
 
 def _check(config: PretrainedConfig, block: Example) -> None:
     """Raise UserError unless an example is a picture that the model takes."""
-    pixels, tower = block.ids, _of_tower(config)
+    pixels, tower = block.ids, _tower_config(config)
     side, patch = tower.image_size, tower.patch_size
     is_picture = isinstance(pixels, torch.Tensor) and pixels.ndim == 3 and pixels.is_floating_point()
     if not is_picture or len(pixels) != tower.num_channels:
@@ -134,7 +134,7 @@ def _check(config: PretrainedConfig, block: Example) -> None:
 
 def _smallest(config: PretrainedConfig) -> Example:
     """Return a picture of zeros."""
-    tower = _of_tower(config)
+    tower = _tower_config(config)
     pixels = torch.zeros(tower.num_channels, tower.image_size, tower.image_size)
     return Example(pixels, torch.zeros(1, dtype=torch.int64))
 

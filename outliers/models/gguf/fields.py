@@ -204,7 +204,7 @@ def say_fields(config: PretrainedConfig, header: GGUFHeader, file: Path) -> list
     """
     prefix, own = f"{header.architecture}.", class_fields(config)
     known, settled = set(_known_to_llama_cpp()), (*ROTARY, *BY_TRANSFORMERS.get(header.architecture, ()))
-    _check_there(config, header, file)
+    _check_required(config, header, file)
     if "head_dim" in own and header.of_model("attention.key_length") is None:
         config.head_dim = config.hidden_size // config.num_attention_heads
     for key in FIELDS:
@@ -223,7 +223,7 @@ def say_fields(config: PretrainedConfig, header: GGUFHeader, file: Path) -> list
     return unknown
 
 
-def _check_there(config: PretrainedConfig, header: GGUFHeader, file: Path) -> None:
+def _check_required(config: PretrainedConfig, header: GGUFHeader, file: Path) -> None:
     """Raise UserError if a field is missing for which transformers would assume a value."""
     needed = [("embedding_length",), ("attention.head_count",)] if hasattr(config, "num_attention_heads") else []
     needed += [tuple(key for key, field in FIELDS.items() if field.attributes is EPSILON)]

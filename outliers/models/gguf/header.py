@@ -125,7 +125,7 @@ def read_header(path: Path) -> GGUFHeader:
     if not path.is_file():  # opening a pipe would wait for its other end
         raise UserError(f"'{path}' is not a readable file; expected a GGUF file")
     file = WeightFile(path)
-    start = _start_of(file)
+    start = _first_bytes(file)
     _check_architecture(start, path)
     fields, count, position = _read_metadata(start, "it")
     entries, end = _read_tensor_table(start, count, position)
@@ -142,10 +142,10 @@ def read_header(path: Path) -> GGUFHeader:
 
 def read_lists(path: Path, names: Collection[str]) -> dict:
     """Return the fields of a file, including the lists of strings with these names."""
-    return _read_metadata(_start_of(WeightFile(path)), "it", names)[0]
+    return _read_metadata(_first_bytes(WeightFile(path)), "it", names)[0]
 
 
-def _start_of(file: WeightFile) -> np.ndarray:
+def _first_bytes(file: WeightFile) -> np.ndarray:
     """Return the first bytes of a file, enough for its header."""
     start = file.read(0, min(file.size, LONGEST)).numpy()
     content = start[:24].tobytes()
@@ -175,11 +175,11 @@ def _check_architecture(start: np.ndarray, file: Path) -> None:
         return
     numbers = [re.search(rb"split\." + name + rb"[\x02-\x05]\0\0\0(..)", content, re.DOTALL) for name in PLACE]
     if all(numbers):
-        raise _part(file, *(int.from_bytes(number[1], "little") for number in numbers))
+        raise _split_error(file, *(int.from_bytes(number[1], "little") for number in numbers))
     raise UserError(f"'{file}' does not state its architecture; expected a language model")
 
 
-def _part(file: Path, number: int, count: int) -> UserError:
+def _split_error(file: Path, number: int, count: int) -> UserError:
     return UserError(
         f"'{file}' is part {number + 1} of {count} of a model in several files; join them (llama.cpp: gguf-split "
         "--merge)"
@@ -189,7 +189,7 @@ def _part(file: Path, number: int, count: int) -> UserError:
 def _check_kind(fields: dict, file: Path) -> None:
     """Raise UserError unless the file holds a whole model."""
     if (count := fields.get("split.count", 1)) > 1:
-        raise _part(file, fields.get("split.no", 0), count)
+        raise _split_error(file, fields.get("split.no", 0), count)
     if (kind := fields.get("general.type", "model")) != "model":
         raise UserError(f"'{file}' holds no model but what its 'general.type' calls {shown(kind)}; expected a model")
 

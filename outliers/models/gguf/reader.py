@@ -79,7 +79,7 @@ def _read_config(file: Path) -> tuple[PretrainedConfig, list[str]]:
     if header.of_model("vocab_size") is None:
         config.vocab_size = next(tensor.shape[0] for tensor in header.tensors if tensor.name == "token_embd.weight")
     if hasattr(config, "dense_act_fn"):
-        _say_feed_forward(config, {tensor.name for tensor in header.tensors})
+        _correct_feed_forward(config, {tensor.name for tensor in header.tensors})
     unread = say_fields(config, header, file)
     config._name_or_path = str(file)
     if header.of_model("attention.scale") is None:
@@ -118,7 +118,7 @@ def _by_transformers(header: GGUFHeader) -> PretrainedConfig:
         return AutoConfig.from_pretrained(folder, gguf_file="header.gguf", local_files_only=True)
 
 
-def _say_feed_forward(config: PretrainedConfig, names: set[str]) -> None:
+def _correct_feed_forward(config: PretrainedConfig, names: set[str]) -> None:
     """Correct T5's configuration, for which transformers always assumes a gated ReLU and a tied head.
 
     In T5, gated layers use GELU, and the outputs of a tied head are scaled.

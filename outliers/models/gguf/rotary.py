@@ -35,24 +35,24 @@ def say_rotary_parameters(config: PretrainedConfig, header: GGUFHeader, file: Pa
         return
     # some models have two kinds of layers, of which those with a window are not scaled
     parameters = config.rope_parameters.get("full_attention", config.rope_parameters)
-    _say_base(parameters, "rope.freq_base", header, file)
+    _set_base(parameters, "rope.freq_base", header, file)
     if "sliding_attention" in config.rope_parameters:
-        _say_base(config.rope_parameters["sliding_attention"], "rope.freq_base_swa", header, file)
+        _set_base(config.rope_parameters["sliding_attention"], "rope.freq_base_swa", header, file)
     elif header.of_model("rope.freq_base_swa") not in (None, parameters["rope_theta"]):
         raise UserError(f"'{file}' has rotary embeddings of two bases; {config.model_type} has one")
-    _say_dimensions(parameters, config, header, file)
-    _say_scaling(parameters, config, header, file)
-    _say_frequencies(parameters, config, header, file)
+    _set_dimensions(parameters, config, header, file)
+    _set_scaling(parameters, config, header, file)
+    _set_frequencies(parameters, config, header, file)
 
 
-def _say_base(parameters: dict, key: str, header: GGUFHeader, file: Path) -> None:
+def _set_base(parameters: dict, key: str, header: GGUFHeader, file: Path) -> None:
     base = header.of_model(key, parameters["rope_theta"])
     if not 0 < base < math.inf:
         raise UserError(f"'{file}' is damaged: its '{key}' is {base}; download it again")
     parameters["rope_theta"] = base
 
 
-def _say_dimensions(parameters: dict, config: PretrainedConfig, header: GGUFHeader, file: Path) -> None:
+def _set_dimensions(parameters: dict, config: PretrainedConfig, header: GGUFHeader, file: Path) -> None:
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     turning = header.of_model("rope.dimension_count", width)
     if "partial_rotary_factor" in parameters:
@@ -65,7 +65,7 @@ def _say_dimensions(parameters: dict, config: PretrainedConfig, header: GGUFHead
         raise UserError(f"'{file}' has rotary embeddings of two widths; {config.model_type} has one")
 
 
-def _say_scaling(parameters: dict, config: PretrainedConfig, header: GGUFHeader, file: Path) -> None:
+def _set_scaling(parameters: dict, config: PretrainedConfig, header: GGUFHeader, file: Path) -> None:
     """Set the scaling as llama.cpp reads it: linear if no type is given, none if the factor is 0 or absent."""
 
     def number(name: str, default):
@@ -113,7 +113,7 @@ def _say_scaling(parameters: dict, config: PretrainedConfig, header: GGUFHeader,
         parameters |= {"rope_type": "default"} if factor == 1 else {"rope_type": kind, "factor": factor}
 
 
-def _say_frequencies(parameters: dict, config: PretrainedConfig, header: GGUFHeader, file: Path) -> None:
+def _set_frequencies(parameters: dict, config: PretrainedConfig, header: GGUFHeader, file: Path) -> None:
     tensor = next((tensor for tensor in header.tensors if tensor.name == FREQUENCIES), None)
     if tensor is None:
         return

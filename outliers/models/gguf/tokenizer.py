@@ -36,8 +36,8 @@ class Vocabulary:
             raise UserError(f"'{file}' holds no tokenizer; expected a GGUF file with the vocabulary of its model")
         self.file, self.fields = file, read_lists(file, ("tokenizer.ggml.tokens", "tokenizer.ggml.merges"))
         self.tokens = [token or f"[EMPTY_{number}]" for number, token in enumerate(self["tokens"])]
-        self.types = self._of_each("token_type", TokenType.NORMAL)
-        self.scores = self._of_each("scores", 0.0)
+        self.types = self._token_list("token_type", TokenType.NORMAL)
+        self.scores = self._token_list("scores", 0.0)
         self.ids = {token: number for number, token in enumerate(self.tokens)}
         if len(self.ids) < len(self.tokens):
             (token, times), *_ = Counter(self.tokens).most_common(1)
@@ -51,7 +51,7 @@ class Vocabulary:
     def get(self, name: str, default=None):
         return self.fields.get(f"tokenizer.ggml.{name}", default)
 
-    def _of_each(self, name: str, default) -> list:
+    def _token_list(self, name: str, default) -> list:
         """Return a list with an entry for each token; raise UserError if the file's list is too short."""
         values = self.get(name, [default] * len(self.tokens))
         if not isinstance(values, list) or len(values) < len(self.tokens):
@@ -101,11 +101,11 @@ class Vocabulary:
 DEFAULT_IDS = {("llama", "bos"): 1, ("llama", "eos"): 2, ("llama", "unknown"): 0}  # if a file does not say so
 
 
-def _of_bytes(vocabulary: Vocabulary) -> Tokenizer:
+def _byte_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
     """Build a BPE tokenizer of words that are spelled in bytes, as in GPT-2."""
     rule = vocabulary.rule
     if not rule.bytes:
-        return _of_characters(vocabulary, vocabulary.merges)
+        return _character_tokenizer(vocabulary, vocabulary.merges)
     tokenizer = Tokenizer(BPE(vocabulary.ids, vocabulary.merges, ignore_merges=rule.whole_words))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [*_splits(rule), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -118,14 +118,14 @@ def _splits(rule: Rule) -> list[pre_tokenizers.PreTokenizer]:
     return [pre_tokenizers.Split(Regex(expression), "isolated") for expression in rule.expressions]
 
 
-def _of_pieces(vocabulary: Vocabulary) -> Tokenizer:
+def _piece_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
     """Build a BPE tokenizer of characters with merges in the order of scores, as in SentencePiece's BPE."""
     others = {*vocabulary.tokens} - {*vocabulary.of_types(TokenType.NORMAL)}
     scores = {token: (vocabulary.scores[place], -place) for token, place in vocabulary.ids.items()}
-    return _of_characters(vocabulary, generate_merges(vocabulary.ids, scores, others))
+    return _character_tokenizer(vocabulary, generate_merges(vocabulary.ids, scores, others))
 
 
-def _of_characters(vocabulary: Vocabulary, merges: list[tuple[str, ...]]) -> Tokenizer:
+def _character_tokenizer(vocabulary: Vocabulary, merges: list[tuple[str, ...]]) -> Tokenizer:
     """Build a BPE tokenizer of characters, with ▁ for a space and byte tokens for characters without a token."""
     unknown = vocabulary.role("unknown")
     tokenizer = Tokenizer(BPE(vocabulary.ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
@@ -142,7 +142,7 @@ def _of_characters(vocabulary: Vocabulary, merges: list[tuple[str, ...]]) -> Tok
     return tokenizer
 
 
-def _of_likelihoods(vocabulary: Vocabulary) -> Tokenizer:
+def _unigram_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
     """Build a tokenizer that finds the most likely tokens of a text, as SentencePiece's unigram model."""
     names = _with_sentinels(vocabulary.tokens)
     unknown = vocabulary.role("unknown")
@@ -174,10 +174,10 @@ def _with_sentinels(tokens: list[str]) -> list[str]:
 
 # By the file's name for the model of its tokenizer.
 MODELS: dict[str, Callable[[Vocabulary], Tokenizer]] = {
-    "gpt2": _of_bytes,
-    "llama": _of_pieces,
-    "gemma4": lambda vocabulary: _of_characters(vocabulary, vocabulary.merges),
-    "t5": _of_likelihoods,
+    "gpt2": _byte_tokenizer,
+    "llama": _piece_tokenizer,
+    "gemma4": lambda vocabulary: _character_tokenizer(vocabulary, vocabulary.merges),
+    "t5": _unigram_tokenizer,
 }
 
 

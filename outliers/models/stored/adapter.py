@@ -36,7 +36,7 @@ def merge_adapter(tensors: dict[str, Lazy], config: PretrainedConfig, folder: Pa
         raise UserError(f"the adapter in '{folder}' began as {shown(start)}, by other weights than these; {by_peft}")
     base = skeleton(config, torch.float32)
     ties = {*base.all_tied_weights_keys, *base.all_tied_weights_keys.values()}
-    layers, replaced = _by_peft(base, folder, fields, weights)
+    layers, replaced = _peft_layers(base, folder, fields, weights)
     if tied := sorted(ties & layers.keys()):
         raise UserError(f"the adapter in '{folder}' changes a tied weight ({first_of(tied)}); {by_peft}")
     if absent := sorted(layers.keys() - tensors.keys()):
@@ -45,7 +45,7 @@ def merge_adapter(tensors: dict[str, Lazy], config: PretrainedConfig, folder: Pa
     return plain | {name: _lazy(plain, layer, name) for name, layer in layers.items()}
 
 
-def _by_peft(
+def _peft_layers(
     base: PreTrainedModel, folder: Path, fields: dict, weights: Path
 ) -> tuple[dict[str, nn.Module], dict[str, Lazy]]:
     """Return PEFT's layers for the modules that an adapter changes, by the names of their parameters, and the base

@@ -80,16 +80,16 @@ def unpack_4_bits(tensors: dict[str, torch.Tensor], sizes: Sizes) -> torch.Tenso
     state, shape = sizes.fields, (sizes.outputs, sizes.features)
     scale, count = tensors["weight.absmax"], prod(shape)
     if _nested(sizes):
-        blocks = _of_blocks(tensors["weight.nested_absmax"], state["nested_blocksize"], len(scale))
+        blocks = _spread_blocks(tensors["weight.nested_absmax"], state["nested_blocksize"], len(scale))
         table = tensors["weight.nested_quant_map"].float()
         scale = table[scale.long()] * blocks + state["nested_offset"]
     packed = tensors["weight"].flatten()
     codes = torch.stack([packed >> 4, packed & 15], 1).flatten()
     values = tensors["weight.quant_map"].float()[codes.long()]
-    return (values[:count] * _of_blocks(scale, state["blocksize"], count)).view(shape)
+    return (values[:count] * _spread_blocks(scale, state["blocksize"], count)).view(shape)
 
 
-def _of_blocks(values: torch.Tensor, size: int, count: int) -> torch.Tensor:
+def _spread_blocks(values: torch.Tensor, size: int, count: int) -> torch.Tensor:
     """Repeat the values of blocks for each of their entries."""
     return values.repeat_interleave(min(size, count))[:count]
 

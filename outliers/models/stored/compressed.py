@@ -8,7 +8,7 @@ from outliers.models.stored.format import FLOATS, INT32, Contradiction, Sizes, S
 from outliers.models.stored.tensors import Lazy
 from outliers.models.stored.words import check_group_sizes, unpack_words
 
-SAID = ("num_bits", "type", "strategy", "group_size", "block_structure", "symmetric", "actorder")
+SHOWN = ("num_bits", "type", "strategy", "group_size", "block_structure", "symmetric", "actorder")
 
 
 def _sizes(shape: tuple[int, ...], fields: dict) -> Iterator[Sizes]:
@@ -28,7 +28,7 @@ def _sizes(shape: tuple[int, ...], fields: dict) -> Iterator[Sizes]:
             "block": (-(-outputs // rows), -(-features // columns)),
         }
         strategy = weights.get("strategy") or ("group" if size < features else "channel")
-        yield Sizes(outputs, features, weights.get("num_bits", 8), weights, SAID, groups, scales[strategy])
+        yield Sizes(outputs, features, weights.get("num_bits", 8), weights, SHOWN, groups, scales[strategy])
 
 
 def _sizes_of_packed(stored: dict[str, Lazy], fields: dict) -> Iterator[Sizes]:

@@ -29,7 +29,7 @@ class Sizes(NamedTuple):
     """The sizes that follow from the configuration and from the code tensor of a weight (outputs, features).
 
     groups: number of groups of features, or of blocks of entries, that share a scale. scales: the shape of the scales
-    if it differs. fields: the part of `quantization_config` for this weight. said: names of the fields to show in
+    if it differs. fields: the part of `quantization_config` for this weight. shown: names of the fields to show in
     messages.
     """
 
@@ -37,7 +37,7 @@ class Sizes(NamedTuple):
     features: int
     bits: int
     fields: dict
-    said: tuple[str, ...]
+    shown: tuple[str, ...]
     groups: int = 1
     scales: tuple[int, ...] = ()
 
@@ -47,19 +47,19 @@ class Sizes(NamedTuple):
 
     def written(self) -> str:
         """Return the fields that require these sizes, for a message."""
-        return ", ".join(f"{name} {self.fields[name]}" for name in self.said if name in self.fields)
+        return ", ".join(f"{name} {self.fields[name]}" for name in self.shown if name in self.fields)
 
 
 class StoredTensor(NamedTuple):
     """A tensor of a weight.
 
     end: pattern of the end of its name. form: its dtypes, in the names of safetensors, and its shape, from the sizes of
-    the weight; a shape of None for any. there: whether the sizes require it; None if it is optional.
+    the weight; a shape of None for any. required: whether the sizes require it; None if it is optional.
     """
 
     end: str
     form: Callable[[Sizes], tuple[tuple[str, ...], tuple[int, ...] | None]]
-    there: Callable[[Sizes], bool | None] = lambda _sizes: True
+    required: Callable[[Sizes], bool | None] = lambda _sizes: True
 
 
 class StoredFormat(NamedTuple):
@@ -97,7 +97,7 @@ class StoredFormat(NamedTuple):
 
 
 def _compare(part: StoredTensor, sizes: Sizes, stored: dict[str, Lazy]) -> None:
-    end, required = next((end for end in stored if re.fullmatch(part.end, end)), None), part.there(sizes)
+    end, required = next((end for end in stored if re.fullmatch(part.end, end)), None), part.required(sizes)
     if end is None and not required:
         return
     if required is False:

@@ -80,9 +80,9 @@ def read_folder_tokenizer(
         _check_present(source, name, {*names, *VOCABULARIES})
     file = file_of(source, WHOLE)
     if file is not None and type(tokenizer) is not PreTrainedTokenizerFast:
-        tokenizer = _as_the_file_says(tokenizer, file, source, name, keywords)
+        tokenizer = _checked_against_file(tokenizer, file, source, name, keywords)
     if not set(_encode_probe(tokenizer, " ".join(tokenizer.get_vocab())[: len(PROBE)])) - {tokenizer.unk_token_id}:
-        raise _none(name, f"what transformers makes of its files, of {len(tokenizer):,} tokens, encodes no text")
+        raise _error(name, f"what transformers makes of its files, of {len(tokenizer):,} tokens, encodes no text")
     if vocabulary := _vocabulary(source):
         check_size(tokenizer, vocabulary, name)
     return tokenizer
@@ -103,17 +103,17 @@ def _vocabulary(source: Source) -> int | None:
 def check_size(tokenizer: PreTrainedTokenizerBase, vocabulary: int, name: str) -> None:
     """Raise UserError if a tokenizer cannot belong to a model with a vocabulary of this size."""
     if abs(len(tokenizer) - vocabulary) > max(ROOM, vocabulary / 2):
-        raise _none(name, f"what is there has {len(tokenizer):,} tokens, and the model's vocabulary {vocabulary:,}")
+        raise _error(name, f"what is there has {len(tokenizer):,} tokens, and the model's vocabulary {vocabulary:,}")
 
 
-def _none(name: str, reason: str) -> UserError:
+def _error(name: str, reason: str) -> UserError:
     return UserError(f"no tokenizer in '{name}': {reason}; expected the files of the model's own, such as {WHOLE}")
 
 
 def _check_present(source: Source, name: str, names) -> None:
     """Raise UserError if none of some files exists, because transformers would invent a tokenizer."""
     if not any(file_of(source, file, download=False) for file in names):
-        raise _none(name, "it holds no vocabulary")
+        raise _error(name, "it holds no vocabulary")
 
 
 def _check_files(source: Source) -> None:
@@ -154,7 +154,7 @@ def _read_fields(file: Path) -> dict:
     return fields
 
 
-def _as_the_file_says(
+def _checked_against_file(
     by_class: PreTrainedTokenizerBase, file: Path, source: Source, name: str, keywords: dict
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a class if it equals that of the file; else the file's, with the roles of special

@@ -43,7 +43,7 @@ def learn(model: PreTrainedModel, scheme: Scheme, calibration: Calibration) -> N
     if steps and len(calibration.blocks):
         check_learned(model.config, scheme)
         matrices = _learned(model, scheme, calibration, matrices, steps)
-    calibration.learned[scheme.learning] = _with(calibration, matrices)
+    calibration.learned[scheme.learning] = _with_matrices(calibration, matrices)
 
 
 def check_learned(config: PretrainedConfig, scheme: Scheme) -> None:
@@ -57,7 +57,7 @@ def _key(layer: int, role: str) -> object:
     return "stream" if role in STREAM else layer if role == HEADS else None
 
 
-def _with(calibration: Calibration, matrices: dict) -> Calibration:
+def _with_matrices(calibration: Calibration, matrices: dict) -> Calibration:
     magnitudes = {
         place: known._replace(learned=matrices.get(_key(*place))) for place, known in calibration.magnitudes.items()
     }
@@ -87,7 +87,7 @@ def _learned(
             f"scheme '{scheme.name}' learns with the whole model, whose weights are not in memory; expected "
             "outliers.calibrate of a model by outliers.load_model, or hadamard"
         )
-    started = replace(calibration, learned={scheme.learning: _with(calibration, matrices)})
+    started = replace(calibration, learned={scheme.learning: _with_matrices(calibration, matrices)})
     with torch.inference_mode(False), torch.enable_grad():
         changed = quantize(model, replace(scheme.learning, name=scheme.name), calibration=started)
         changed.eval().requires_grad_(False)

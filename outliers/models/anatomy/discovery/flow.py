@@ -120,7 +120,7 @@ class Flow(TorchDispatchMode):
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
         if name in MASKED:
-            args = (args[0], [part for tensor in args[1] for part in _places(tensor)], *args[2:])
+            args = (args[0], [part for tensor in args[1] for part in _indices(tensor)], *args[2:])
         output = VALUES[name](args[0]) if name in VALUES and args[0].is_meta else func(*args, **kwargs)
         inputs = [tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)]
         outputs = [tensor for tensor in tree_leaves(output) if isinstance(tensor, torch.Tensor)]
@@ -168,7 +168,7 @@ class Flow(TorchDispatchMode):
             elif (
                 output.dtype == source.dtype
                 and 0 < output.numel() < source.numel()
-                and (taken := _taken(output, count)) != (1, 0, count)
+                and (taken := _outputs_in(output, count)) != (1, 0, count)
             ):
                 self.split.setdefault(path, []).append(taken)
 
@@ -200,7 +200,7 @@ class Flow(TorchDispatchMode):
         return None
 
 
-def _taken(part: torch.Tensor, count: int) -> Outputs | None:
+def _outputs_in(part: torch.Tensor, count: int) -> Outputs | None:
     """Return which of a projection's outputs a view holds; None if they form no regular pattern."""
     sizes = [1 if stride % count == 0 else size for size, stride in zip(part.shape, part.stride(), strict=True)]
     first = part.storage_offset() % count
@@ -227,7 +227,7 @@ VALUES = {  # results of operations that need values, which tensors on the meta 
 MASKED = frozenset(("index", "index_put", "index_put_"))  # operations that take masks as indices
 
 
-def _places(index: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+def _indices(index: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     """Return the indices of all entries for a mask without values, as if it were true everywhere; any other index
     unchanged."""
     if index is None or not index.is_meta or index.dtype != torch.bool:

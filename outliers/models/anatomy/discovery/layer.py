@@ -53,10 +53,10 @@ class FoundLayer:
 
     def __init__(self, seen: RecordedPass, path: str):
         self.seen, self.prefix, self.stream = seen, f"{path}.", STREAM + path
-        self.calls = self._of_layer(seen.calls) | self._of_layer(seen.flow.loose)
+        self.calls = self._in_layer(seen.calls) | self._in_layer(seen.flow.loose)
         self.left = seen.left[path]
-        self.experts = tuple(name for name in self._of_layer(seen.chosen))
-        written, chosen = self.own(self.left), self.own(NOTHING.union(*self._of_layer(seen.chosen).values()))
+        self.experts = tuple(name for name in self._in_layer(seen.chosen))
+        written, chosen = self.own(self.left), self.own(NOTHING.union(*self._in_layer(seen.chosen).values()))
         into = [name for name, call in self.calls.items() if self.stream in call.history]
         owners = {name: seen.model.get_submodule((self.prefix + name).rpartition(".")[0]) for name in into}
         # the input of experts may be weighted already
@@ -85,7 +85,7 @@ class FoundLayer:
         self.memory = [name for name, call in self.calls.items() if MEMORY in call.history and name not in into]
         self.writes = [name for name in self.calls if name in written and name not in (*into, *self.memory)]
 
-    def _of_layer(self, found: Mapping[str, object]) -> dict:
+    def _in_layer(self, found: Mapping[str, object]) -> dict:
         size = len(self.prefix)
         return {path[size:]: value for path, value in found.items() if path.startswith(self.prefix)}
 
@@ -122,14 +122,15 @@ class FoundLayer:
             for other in self.own(self.calls[name].history) & first.keys() if name not in self.reads else ():
                 roots = sorted((root(name), root(other)), key=members.index)
                 first[roots[1]] = roots[0]
+        ends = self.reads, self.writes, self.memory
         mixing = [self.own(history) for _, _, history in self.seen.flow.mixed]
         attending = {path.partition(".")[0] for path in self._softmaxes()}
         for start in dict.fromkeys(map(root, members)):
             joined = [name for name in members if root(name) == start]
             before = {*joined} - {*self.writes}
             mixes = any(MIXED in self.calls[name].history for name in joined) or any(map(before.intersection, mixing))
-            parts = (self.reads, self._between(joined), self.writes, self.memory)
-            reads, between, writes, memory = (tuple(name for name in joined if name in part) for part in parts)
+            reads, writes, memory = (tuple(name for name in joined if name in part) for part in ends)
+            between = tuple(name for name in joined if name not in {*reads, *writes, *memory})
             if reads or memory:
                 # a branch that writes nothing in this pass, such as a summary of more positions, belongs to its module
                 inside = not writes and {name.partition(".")[0] for name in reads} & attending
@@ -143,17 +144,14 @@ class FoundLayer:
             if how == "softmax" and path.startswith(self.prefix)
         }
 
-    def _between(self, members: list[str]) -> list[str]:
-        return [name for name in members if name not in (*self.reads, *self.writes, *self.memory)]
-
     def norms(self) -> dict[str, History]:
         """Return the norms of the layer with the histories of their inputs."""
-        return {path: before for path, (before, behind) in self._of_layer(self.seen.norms).items() if behind}
+        return {path: before for path, (before, behind) in self._in_layer(self.seen.norms).items() if behind}
 
     def anatomy(self) -> Anatomy:
         """Return the parts of the layer by role, without the fields of the whole stack."""
         norms, branches, of_experts = self.norms(), tuple(self.branches()), "it holds experts in a way of its own"
-        apart = dict(self._apart(branches)) | dict.fromkeys(self.experts, of_experts)
+        apart = dict(self._without_role(branches)) | dict.fromkeys(self.experts, of_experts)
         roles: dict[str, list[str]] = {"attn_in": [], "attn_out": []}
         for branch in branches:
             for part, role in ROLES_OF[(branch.mixes or bool(branch.memory), bool(branch.memory))].items():
@@ -190,7 +188,7 @@ class FoundLayer:
                 for norm, readers in front.items()
                 if (read := tuple(dict.fromkeys(role_of[one] for one in readers if one in role_of)))
             },
-            norm_offset=_offset(layer, front),
+            norm_offset=_norm_offset(layer, front),
             read_by={norm: self._reading(norm) for norm in norms if norm not in {*front, *behind}} | front,
             recurrent=convolved or sum(branch.mixes for branch in branches) > len(softmaxes),
             norms_of_sums=tuple(norm for norm in kept if self.own(norms[norm]) - {*self.routers}),
@@ -202,7 +200,7 @@ class FoundLayer:
             apart=apart,
             shares=self._other_layers(),
         )
-        return _for_all(anatomy, number_of(layer.get_submodule(experts))) if experts else anatomy
+        return _repeated_for_experts(anatomy, number_of(layer.get_submodule(experts))) if experts else anatomy
 
     def _split(self, projections: Sequence[str], branches: Iterable[Branch]) -> tuple[Outputs | None, ...]:
         """Return the parts into which the outputs of the first projection are split, if it is the only reader of the
@@ -241,12 +239,12 @@ class FoundLayer:
             module = self.seen.model.get_submodule(path)
         return path[len(self.prefix) :]
 
-    def _apart(self, branches: tuple[Branch, ...]) -> Iterator[tuple[str, str]]:
+    def _without_role(self, branches: tuple[Branch, ...]) -> Iterator[tuple[str, str]]:
         """Yield the matrices without a role, each with the reason."""
         roles = {*self.routers, *self.experts}
         for branch in branches:
             roles |= {*branch.reads, *branch.between, *branch.writes, *branch.memory}
-        modules = self._of_layer({path: module for module, path in self.seen.paths.items()})
+        modules = self._in_layer({path: module for module, path in self.seen.paths.items()})
         for path, call in self.calls.items():
             if self.prefix + path in self.seen.parted:
                 yield path, "parts of its input are multiplied with parts of its weight"
@@ -288,7 +286,7 @@ class FoundLayer:
         return tuple(sorted(places))
 
 
-def _for_all(anatomy: Anatomy, count: int) -> Anatomy:
+def _repeated_for_experts(anatomy: Anatomy, count: int) -> Anatomy:
     """Repeat the parts of the first expert, the only one that a pass follows, for all experts of a layer."""
     first = f"{anatomy.experts}.0."
 
@@ -324,7 +322,7 @@ def _is_gate(parts: tuple[Outputs | None, ...]) -> bool | None:
     return True if halves and parts[1][1] == parts[0][2] == parts[1][2] and not parts[0][1] else None
 
 
-def _offset(layer: nn.Module, norms: Iterable[str]) -> float:
+def _norm_offset(layer: nn.Module, norms: Iterable[str]) -> float:
     """Measure the number that norms add to their weight before multiplying with it."""
     for path in norms:
         norm = layer.get_submodule(path)
