@@ -120,7 +120,6 @@ if {"transformers", "torch"} <= sys.modules.keys():
 # `python -m outliers.NAME` imports this package first, then looks for NAME, and of a mistyped NAME says only that it is
 # missing. Until it is found, the first argument is "-m".
 if sys.argv[:1] == ["-m"]:
-    for _argument in sys.orig_argv:
-        _named = re.fullmatch(r"(?:-m)?outliers\.(\w+)", _argument)
-        if _named and importlib.util.find_spec(f"outliers.{_named[1]}") is None:
+    for _named in filter(None, (re.fullmatch(r"(?:-m)?outliers\.(\w+)", argument) for argument in sys.orig_argv)):
+        if importlib.util.find_spec(f"outliers.{_named[1]}") is None:
             importlib.import_module("outliers.__main__").refuse(_named[1])

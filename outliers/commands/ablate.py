@@ -159,9 +159,7 @@ def _stages(subject: ToAblate) -> Stages:
     experiment = subject.experiment
     (traced,) = yield [Cell(subject, EXACT, TraceMetric(roles=STREAM, alpha=experiment.alpha))]
     counts = [count for count in counted(traced) if experiment.features or count["features"]]
-    cross, counts = (
-        [count for count in counts if (count.get("stack") == CROSS) is is_cross] for is_cross in (True, False)
-    )
+    cross, counts = ([count for count in counts if (count.get("stack") == CROSS) is kind] for kind in (True, False))
     if cross and not experiment.features:
         listed = ", ".join(map(str, cross[0]["features"]))
         logger.info(

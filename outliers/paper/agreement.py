@@ -105,8 +105,7 @@ def verdicts_of(
     reasons = dict.fromkeys(protocols, NOT_HERE if model_cache else "--redraw measures nothing")
     if here and model_cache:
         reasons = {
-            protocol: protocol[0] and _measured(here, alike, folder, device, model_cache)
-            for protocol, alike in protocols.items()
+            key: key[0] and _measured(here, alike, folder, device, model_cache) for key, alike in protocols.items()
         }
     rows = [
         row

@@ -99,15 +99,13 @@ def report_experiments(
     folder = out or (experiments[0].folder if alone else _folder(name, experiments))
     places = [folder if alone else folder / Path(experiment.name).name for experiment in experiments]
     requests = [experiment.model_copy(update={"shows": None}).model_dump_json() for experiment in experiments]
-    distinct: dict[str, tuple[Experiment, Path]] = {}  # Table 4 and Figures 3 and 4 share one measurement
+    unique: dict[str, tuple[Experiment, Path]] = {}  # Table 4 and Figures 3 and 4 share one measurement
     for measurement, *pair in zip(requests, experiments, places, strict=True):
-        distinct.setdefault(measurement, tuple(pair))
+        unique.setdefault(measurement, tuple(pair))
     command = shlex.join([*invocation("report"), name, *models, *(["--device", device] if device else [])])
-    with Progress() if redraw else shared_bar(experiment for experiment, _ in distinct.values()) as bar:
+    with Progress() if redraw else shared_bar(experiment for experiment, _ in unique.values()) as bar:
         bar.expect(RENDERING._replace(count=len(experiments)))
-        known = (
-            {key: _drawn(*pair) for key, pair in distinct.items()} if redraw else _all_measured(distinct, force, bar)
-        )
+        known = {key: _drawn(*pair) for key, pair in unique.items()} if redraw else _all_measured(unique, force, bar)
         if not any(rows for rows, _ in known.values()):
             raise UserError(str(next(reasons[0] for _, reasons in known.values())))
         show_page(folder, page_request(experiments))
@@ -137,15 +135,12 @@ def previewed(name: str, out: Path | None, device: str | None, models: Sequence[
 
     experiments = experiments_of(name, device, models)
     folder = out or _folder(name, experiments)
-    distinct = {
+    unique = {
         experiment.model_copy(update={"shows": None}).model_dump_json(): experiment
         for experiment in reversed(experiments)
     }
     return preview(
-        [
-            (prepared_plans(experiment), folder / Path(experiment.name).name)
-            for experiment in reversed(distinct.values())
-        ]
+        [(prepared_plans(experiment), folder / Path(experiment.name).name) for experiment in reversed(unique.values())]
     )
 
 

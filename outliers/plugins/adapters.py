@@ -11,9 +11,8 @@ class LoraInt8(lora.Linear):
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """Raise ValueError: a sum of codes and an adapter has other codes."""
         raise ValueError(
-            "an adapter cannot be merged into int8 codes; keep it beside them (save_pretrained writes it "
-            "alone), or merge it "
-            "into the exact model and quantize that"
+            "an adapter cannot be merged into int8 codes; keep it beside them (save_pretrained writes it alone), or "
+            "merge it into the exact model and quantize that"
         )
 
 

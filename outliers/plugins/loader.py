@@ -155,9 +155,7 @@ class OutliersQuantizer(HfQuantizer):
         with _value_errors(), torch.device("cpu"):
             if config.plan:
                 Plan.model_validate(config.plan).check(projection.path for projection in projections(model))
-            quantized = quantize(
-                model, **config.arguments, keep=config.keep
-            )  # for "exact", too, because it refuses what does not fit
+            quantized = quantize(model, **config.arguments, keep=config.keep)  # of "exact", too: it refuses misfits
         self.layers = _layers(quantized, Int8Linear)
         if self.pre_quantized:
             _replace(model, self.layers)

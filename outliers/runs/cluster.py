@@ -112,8 +112,8 @@ class Cluster:
             if os.environ.get("RAY_ADDRESS"):
                 raise UserError(
                     f"no Ray cluster accepts a connection at RAY_ADDRESS={os.environ['RAY_ADDRESS']} ({error}); "
-                    "start it, unset "
-                    "RAY_ADDRESS for one of this machine alone, or set RAY_AUTH_MODE=token if it asks for its token"
+                    "start it, unset RAY_ADDRESS for one of this machine alone, or set RAY_AUTH_MODE=token if it asks "
+                    "for its token"
                 ) from None
             handler = signal.getsignal(signal.SIGTERM)
             self.ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE, **options)

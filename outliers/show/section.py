@@ -193,9 +193,7 @@ def by_stack(rows: list[dict], field: str, section: Callable[[str, list[dict]], 
     only one) and its rows.
     """
     stacks = list(dict.fromkeys(row[field] for row in rows if field in row)) or [""]
-    of_each = [
-        [row for row in rows if {row.get("stack", stack), row.get("ablated", stack)} == {stack}] for stack in stacks
-    ]
+    of_each = [[row for row in rows if {row.get("stack", name), row.get("ablated", name)} == {name}] for name in stacks]
     sections = list(map(section, stacks, of_each))
     if len(stacks) == 1:
         return sections[0]

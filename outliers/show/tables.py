@@ -422,7 +422,5 @@ def _text(text: str, protocol: str, block: int | None, spans: list[tuple[int, in
 
 def distinct(rows: Iterable[Mapping], field: str) -> list[str]:
     values = (row[field] for row in rows if row.get(field) is not None)
-    distinct_values = dict.fromkeys(
-        ", ".join(map(str, value)) if isinstance(value, list) else value for value in values
-    )
-    return [f"{value:g}" if isinstance(value, float) else str(value) for value in distinct_values]
+    cells = dict.fromkeys(", ".join(map(str, value)) if isinstance(value, list) else value for value in values)
+    return [f"{value:g}" if isinstance(value, float) else str(value) for value in cells]

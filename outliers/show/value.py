@@ -217,11 +217,7 @@ def with_paired_errors(rows: list[dict]) -> list[dict]:
     for (metric, *_), group in groups.items():
         exact = [row for row in group if row["variant"] == BASELINE and row["metric"] == metric]
         for row in group if exact and len(group) > 1 else ():
-            known = {
-                name: (value_of(row, field), value_of(exact[0], field))
-                for name, field in PAIRED.items()
-                if field in row
-            }
+            known = {name: (value_of(row, key), value_of(exact[0], key)) for name, key in PAIRED.items() if key in row}
             of_row = {name: value.minus(baseline).error for name, (value, baseline) in known.items()}
             errors[id(row)] = {name: error for name, error in of_row.items() if error is not None}
     return [row | errors.get(id(row), {}) for row in rows]

@@ -83,9 +83,7 @@ def adopt(module: nn.Module) -> PreTrainedModel:
     config.vocab_size = linear[heads[-1]].out_features
     parts = _Stack(module, heads[-1]), linear[heads[-1]]
     empty = {id(buffer): buffer.detach().to("meta") for buffer in module.buffers()}
-    empty |= {
-        id(weight): nn.Parameter(weight.detach().to("meta"), weight.requires_grad) for weight in module.parameters()
-    }
+    empty |= {id(part): nn.Parameter(part.detach().to("meta"), part.requires_grad) for part in module.parameters()}
     own = type(kind, (Own,), {"config_class": configs, "without_values": copy.deepcopy(parts, empty)})
     model = own(config, *parts).train(module.training)
     ids = torch.arange(PROBE, device=linear[heads[-1]].weight.device)[None] % config.vocab_size

@@ -12,12 +12,7 @@ from outliers.errors import UserError, shown
 
 CANNOT_KEEP = "a row cannot be kept: "
 ROW_PARTS = ("request", "provenance", "values", "run")
-EARLIER = {
-    "asked": "request",
-    "facts": "provenance",
-    "values": "values",
-    "made": "run",
-}  # names of these parts in version 0.2.0
+EARLIER = {"asked": "request", "facts": "provenance", "values": "values", "made": "run"}  # by names of version 0.2.0
 LISTS = (list, tuple)
 MACHINE = ("device_name", "threads", "python", "torch", "triton", "bitsandbytes")  # where a row was measured
 LARGEST_INTEGER = 2**63  # whole numbers are smaller, as in Parquet
@@ -71,10 +66,7 @@ COLUMNS = (
         FieldType("a list of whole numbers", lambda value: isinstance(value, LISTS) and all(map(_is_whole, value))),
         "features",
     ),
-    (
-        FieldType("a list of finite numbers", lambda value: isinstance(value, LISTS) and all(map(_is_number, value))),
-        UNITS,
-    ),
+    (FieldType("a list of finite numbers", lambda part: isinstance(part, LISTS) and all(map(_is_number, part))), UNITS),
     (TEXT, "experiment device_name failed"),
     (NUMBER, "wall_seconds headroom"),
     (WHOLE, "peak_memory_bytes"),
@@ -120,9 +112,7 @@ def _check_fields(place: str, part: object, needed: tuple[str, ...] = ()) -> Non
     """Raise ValueError unless a part is an object that has the needed fields, with all values of their kinds."""
     _check_object(place, part, needed)
     for name, value in part.items():
-        if (
-            type(value) is str and name not in NO_TEXT
-        ):  # checked first, as most are text: a million rows have thirty million
+        if type(value) is str and name not in NO_TEXT:  # first, as most are text: a million rows have thirty million
             continue
         kind = FIELD_TYPES.get(name, FLAT)
         if not kind.fits(value):

@@ -85,9 +85,8 @@ def span_corrupted(
     generator = torch.Generator().manual_seed(seed)
     cut = cut_text(text, tokenizer, spans.tokens, blocks)
     sized = torch.stack([cut.ids, torch.zeros_like(cut.ids) if cut.sizes is None else cut.sizes], 2)
-    marks, last = (
-        functional.pad(special[:, None], (0, 1)) for special in (sentinels, torch.tensor([end]))
-    )  # which have 0 bytes
+    # special tokens have 0 bytes
+    marks, last = (functional.pad(special[:, None], (0, 1)) for special in (sentinels, torch.tensor([end])))
     pairs = [corrupted(tokens, marks, last, generator) for tokens in sized]
     read, targets = map(torch.stack, zip(*pairs, strict=True))
     predicted = None if cut.sizes is None else targets[..., 1].sum(1)

@@ -118,9 +118,7 @@ def _with_debug(command: Callable) -> Callable:
             sys.exit(130)
 
     hints = {name: hint for name, hint in command.__annotations__.items() if name != "return"} | {"debug": Debug}
-    parameters = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=hint) for name, hint in hints.items()
-    ]
+    parameters = [Parameter(key, Parameter.KEYWORD_ONLY, default=None, annotation=hint) for key, hint in hints.items()]
     command_with_debug.__signature__, command_with_debug.__annotations__ = Signature(parameters), hints
     return command_with_debug
 

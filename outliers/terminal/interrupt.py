@@ -61,9 +61,7 @@ def finishing() -> Iterator[None]:
     global _stop_requested
     _stop_requested = False
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    noted = {
-        number: handler for number, handler in handlers.items() if handler in (signal.default_int_handler, _terminate)
-    }
+    noted = {number: usual for number, usual in handlers.items() if usual in (signal.default_int_handler, _terminate)}
     if threading.current_thread() is not threading.main_thread():
         noted = {}
     for number in noted:

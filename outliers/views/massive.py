@@ -117,8 +117,6 @@ def massive_findings(rows: list[dict]) -> list[Finding]:
     """State the largest entry and the attention to the first position, then how removals change both."""
     whole, *others = becomes_of(rows).to_dict("records")
     kind = "a massive activation" if abs(whole["entry"]) > MASSIVE else "not a massive activation"
-    reported = [row for row in others if row["removed"] in REPORTED and whole["heads"]]
-    without = say_each(
-        WITHOUT, (row | {"feature": whole["feature"], "change": value_of(row, "cost")} for row in reported)
-    )
+    shown = [row for row in others if row["removed"] in REPORTED and whole["heads"]]
+    without = say_each(WITHOUT, (row | {"feature": whole["feature"], "change": value_of(row, "cost")} for row in shown))
     return [*say(LARGEST, [whole], kind=kind), *without]

@@ -12,9 +12,7 @@ from outliers.show.tables import Table, scattered
 from outliers.show.value import grouped
 from outliers.show.words import count, part
 
-ABOUT_THE_SAME = (
-    0.95  # share of the largest model's parameters from which models are named together, as OPT-175B and BLOOM
-)
+ABOUT_THE_SAME = 0.95  # share of the most parameters from which models are named together, as OPT-175B and BLOOM
 HARDWARE = ["owner", "hardware", "gpus", "gigabytes"]
 NEEDS = {"weights 16": "16-bit weights", "weights 8": "8-bit weights", "cache": "cache", "activations": "activations"}
 TOTALS = {"total 16": "16-bit total", "total 8": "8-bit total"}

@@ -214,18 +214,12 @@ def super_weights_findings(rows: list[dict]) -> list[Finding]:
     """
     costs = compared(rows)
     candidates = [_summed_up(candidate) for candidate in _each(costs)]
-    compared_candidates = [_with_words(candidate) for candidate in candidates if not pd.isna(candidate.get("neuron"))]
-    carrying = list(filter(_carries, compared_candidates))
+    treated = [_with_words(candidate) for candidate in candidates if not pd.isna(candidate.get("neuron"))]
+    carrying = list(filter(_carries, treated))
     if not carrying:
         largest = max(candidates, key=lambda candidate: abs(candidate["cost"]))
         of_all = {"size": abs(largest["cost"]), "costliest": weight_name(largest["candidate"], largest["layer"])}
-        return say(
-            CARRIED,
-            sorted(compared_candidates, key=lambda candidate: -abs(candidate["cost"])),
-            False,
-            number=len(candidates),
-            **of_all,
-        )
+        return say(CARRIED, sorted(treated, key=lambda row: -abs(row["cost"])), False, number=len(candidates), **of_all)
     first, which = carrying[:1], "a" if len(carrying) > 1 else "the one"
     scaled = costs[(costs["treatment"] == "scaled") & (costs["candidate"] == first[0]["candidate"])]
     factors, of_factors = list(map("{:g}".format, scaled["factor"])), list(map(percent, scaled["cost"]))
