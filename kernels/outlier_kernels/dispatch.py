@@ -217,7 +217,7 @@ def _is_watched(hidden_states: torch.Tensor) -> bool:
         return True
     try:
         memory = hidden_states.untyped_storage()
-        return memory.device.type == "meta" or (memory.nbytes() > 0 and not memory.data_ptr())  # fake ones say "meta"
+        return memory.device.type == "meta" or (memory.nbytes() > 0 and not memory.data_ptr())  # fake ones claim "meta"
     except RuntimeError:  # tensors of torch.func have none
         return True
 

@@ -273,7 +273,7 @@ def residual_hooks(
 
     def hook_of(layer: Layer):
         def hook(_module, _inputs, output):
-            parted = isinstance(output, (tuple, list))  # some architectures return one, the others a tensor
+            parted = isinstance(output, (tuple, list))  # some architectures return a sequence, the others a tensor
             state, *others = output if parted else (output,)
             if layer.anatomy.streams > 1:
                 streams = state.unflatten(-1, (-1, layer.anatomy.width)).flatten(2, -2)

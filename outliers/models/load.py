@@ -234,7 +234,7 @@ def open_model(
     with suppress(UserError), refusals(source.path):  # many folders have none, and no measurement uses it
         if not source.file:
             model.generation_config = GenerationConfig.from_pretrained(source.path, **_keywords(source))
-    vars(model.config).pop("quantization_config", None)  # because its weights are no longer stored so
+    vars(model.config).pop("quantization_config", None)  # because the loaded weights are not quantized
     model.ignored_tensors, model.zero_points = checkpoint.ignored, checkpoint.zero_points
     model.merged_adapter = checkpoint.adapter if source.adapter else None
     if checkpoint.adapter and not source.adapter:

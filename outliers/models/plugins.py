@@ -30,7 +30,7 @@ def plugins(group: str) -> list[Plugin]:
         origin = f"plugin '{entry.name}' of the installed distribution '{entry.dist.name}'"
         try:
             declared.append(Plugin(entry.name, origin, entry.load()))
-        except Exception as error:  # whatever the code of others raises
+        except Exception as error:  # the code of a plugin may raise anything
             raise UserError(f"{origin} cannot be imported ({type(error).__name__}: {error}); remove it") from None
     return declared
 

@@ -142,7 +142,7 @@ class Stream:
         # Dtype of states between layers: T5's are float32 after the first layer of a float16 model, because its wo is.
         self.widest = functools.reduce(torch.promote_types, self.dtypes.values(), self.dtype)
         self.last = AS_IT_IS  # the variant of the last hidden states that were returned
-        self.taken: Counter = Counter()  # bytes by device that are kept of blocks during a pass
+        self.taken: Counter = Counter()  # bytes kept for blocks during a pass, by device
         self.lines: list[str] = []  # of hashed weights, see `outliers.models.load.line_of`
 
     def __deepcopy__(self, _memo) -> "Stream":
@@ -417,7 +417,7 @@ def in_turns(model: PreTrainedModel, own_weights: bool = False) -> PreTrainedMod
     model = exchanged(model, turns)
     for stack in stacks_of(model.config):
         runs = stack_module(model, stack)
-        runs._forward_pre_hooks = copy.copy(runs._forward_pre_hooks)  # the hooks of the given model stay its own
+        runs._forward_pre_hooks = copy.copy(runs._forward_pre_hooks)  # the given model keeps its own hooks
         for path in turns:
             runs.register_forward_pre_hook(turns[path].calls)
     return model

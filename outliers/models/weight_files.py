@@ -20,7 +20,7 @@ PICKLED = (
     "it has no safetensors weights, and pickled ones are not read because they can run code; convert them where you "
     "trust them: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OTHER)"
 )
-LARGEST_INDEX = 32_000_000  # bytes; those of the largest models that are published take a third
+LARGEST_INDEX = 32_000_000  # bytes; the largest published ones take a third
 _read: dict[tuple[str, str | None], dict[Path, tuple | None]] = {}  # model to the state of its files
 
 

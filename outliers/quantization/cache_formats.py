@@ -9,14 +9,14 @@ from outlier_kernels.formats import BLOCK, FORMATS, Quantizer
 from outliers.criterion import CACHE_PARTS
 from outliers.errors import UserError, unknown_name
 
-INTEGERS = re.compile(r"int([2-8])")  # asymmetric; all other formats are those of matrices
+INTEGERS = re.compile(r"int([2-8])")  # asymmetric formats; the others are formats of matrices
 _RANGE = "[0-9]{1,9}(?::[0-9]{1,9})?"
 _RANGES = re.compile(rf"{_RANGE}(?:\.{_RANGE})*")  # a number, or ranges of them
 NUMBERED = {"channels": 1, "recent": 0, "first": 0, "block": 1}  # options with a number, and the least one
 CALIBRATED = ("smooth", "reorder")  # changes of keys that require the magnitudes of channels
 FLAGS = ("hadamard", "before", *CALIBRATED)
 RANGES = ("layers", "heads")  # options with ranges of numbers, joined by points
-EXACT_BITS, HALF_BITS = 16, 16  # of an exact value in a cache; of a scale, and of a minimum
+EXACT_BITS, HALF_BITS = 16, 16  # bits of an exact value in a cache; of a scale or a minimum
 FORMS = "int4/channels=32/recent=128, int4/first=5/before, fp8-e4m3/hadamard, bfp4/block=32 or int3/layers=0:2/heads=1"
 
 

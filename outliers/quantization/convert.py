@@ -342,7 +342,7 @@ def _sharing_storage(parameter: nn.Parameter) -> nn.Parameter:
     """Return a new parameter on the same storage; a normal one if accelerate emptied the parameter in inference
     mode."""
     emptied = parameter.is_meta and parameter.is_inference()
-    learns = parameter.requires_grad and not parameter.is_inference()  # as torch allows
+    learns = parameter.requires_grad and not parameter.is_inference()  # torch refuses others
     return nn.Parameter(torch.empty_like(parameter) if emptied else parameter.detach(), learns)
 
 

@@ -11,7 +11,7 @@ from outliers.models.variant import AS_IT_IS, Variant
 from outliers.quantization.cache_formats import Formats
 from outliers.variants.term import PREFIX
 
-if TYPE_CHECKING:  # to read a variant takes no torch
+if TYPE_CHECKING:  # parsing a variant does not import torch
     from transformers import PreTrainedModel
 
     from outliers.quantization.magnitudes import Calibration

@@ -25,8 +25,8 @@ from outliers.models.names import CACHE
 UNIMPORTANT = ("_name_or_path", "transformers_version", "dtype", "architectures", "quantization_config")
 # Fields of anatomies that a pass does not find, by the type of model.
 EXCEPTIONS: dict[str, dict[str, object]] = {
-    "codegen": {"by_head": None},  # queries, values, keys: a pass sees three parts, and not which is which
-    "deepseek_v4": {"recurrent": True},  # a softmax of a shape of its own compresses keys and values of positions
+    "codegen": {"by_head": None},  # a pass sees three parts, but not which are queries, values and keys
+    "deepseek_v4": {"recurrent": True},  # an unusual softmax compresses the keys and values of positions
     "falcon": {"alibi": "alibi"},  # its attention adds biases of positions to the mask, which hides keys too
     "gpt_neo": {"window": "bias"},  # a buffer of the attention, and not the mask, hides keys
 }
@@ -122,7 +122,7 @@ def find_anatomy(config: PretrainedConfig, family: Family) -> Anatomy:
     try:
         with torch.device("meta"):
             model = family.made_by.from_config(copy.deepcopy(config), attn_implementation="eager").eval()
-    except Exception as error:  # of any kind, for the model's code is not ours
+    except Exception as error:  # of any class, because the model's code is not ours
         raise UserError(f"cannot build a model of type '{kind}': {reason_of_transformers(error, 200)}") from None
     try:
         try:

@@ -189,7 +189,7 @@ class _BranchSums:
         before = next(one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor) and one.ndim >= 3)
         behind = outputs_of(output)[0].double()
         if any(one.numel() != before.numel() for one in added.values()):
-            self.differences[path] = math.inf  # the layer has several streams, and mixes what is added into them
+            self.differences[path] = math.inf  # the layer has several streams, and mixes outputs into them
             return
         changed = sum((scale * one.to(behind).view(before.shape) for one in added.values()), before.to(behind))
         self.differences[path] = float((behind - changed).abs().max() / behind.abs().max())

@@ -33,8 +33,8 @@ KINDS = {
     "clip": VisionKind(),
     "siglip": VisionKind(()),
 }
-TOWERS = {"clip_vision_model": CLIPConfig, "siglip_vision_model": SiglipConfig}  # alone, and what they are parts of
-WITH_CLASSES = "ForImageClassification"  # of the name of a class of transformers
+TOWERS = {"clip_vision_model": CLIPConfig, "siglip_vision_model": SiglipConfig}  # by type: the whole model's class
+WITH_CLASSES = "ForImageClassification"  # ends the names of classes of transformers
 
 
 def vision_config(config: PretrainedConfig) -> PretrainedConfig:

@@ -154,7 +154,7 @@ BY_TRANSFORMERS = {
         ),
     ),
 }
-# Attributes for biases of projections, which no field holds: they follow from the tensors whose names end so.
+# Attributes for biases of projections, which no field gives: whether a tensor has a name that ends so.
 BIASES = {
     "attention_bias": ("attn_q.bias", "attn_qkv.bias"),
     "use_qkv_bias": ("attn_q.bias",),

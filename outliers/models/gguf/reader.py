@@ -40,7 +40,7 @@ from outliers.models.stored.tensors import Lazy
 
 # Projections whose biases may be missing while those of `fields.BIASES` exist.
 PROJECTIONS = ("attn_output", "ffn_gate", "ffn_down")
-MODEL_TYPES = (  # of configurations whose models are read, which tests compare with transformers' own
+MODEL_TYPES = (  # types of models that are read; tests compare these with transformers' own
     *("gpt2", "bloom", "llama", "mistral", "qwen2", "qwen3", "phi3", "stablelm", "starcoder2", "gemma2"),
     *("gemma3_text", "falcon", "qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss", "olmoe", "glm4_moe", "deepseek_v2"),
     *("deepseek_v3", "llama4_text", "t5", "umt5"),

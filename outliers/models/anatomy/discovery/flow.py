@@ -27,7 +27,7 @@ Outputs = tuple[int, int, int]
 History = frozenset[str]  # paths of projections, and the marks below, each with a path
 NOTHING: History = frozenset()
 STREAM = "stream of "  # the residual stream as it enters a layer
-MEMORY = "memory"  # what another stack has put out
+MEMORY = "memory"  # the output of another stack
 NORM = "norm "  # a norm since the last projection
 SUM = "sum "  # a projection whose output was only added, moved and scaled since
 MIXED = "mixed"  # positions were mixed since the last projection
@@ -257,7 +257,7 @@ class RecordedPass:
         self.left: dict[str, History] = {}
         self.chosen: dict[str, History] = {}  # by the path of experts: the history of the router's choice
         self.order: list[str] = []
-        self.before: dict[str, History] = {}  # what enters the first layer, by the list of layers
+        self.before: dict[str, History] = {}  # the history of the first layer's input, by the list of layers
         self.readers: list[str] = []  # modules without children that read what the whole model reads
         self.models: list[str] = []  # paths of models that read what the whole model reads
 

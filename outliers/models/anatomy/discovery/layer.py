@@ -64,7 +64,7 @@ class FoundLayer:
         for name in self.weighted:
             read = self.calls[name].history
             chosen |= {other for other in into if self.prefix + other in read and SUM + self.prefix + other not in read}
-        # hyper-connections add what a layer puts out to several streams, each as wide as an embedding
+        # hyper-connections add the output of a layer to several streams, each as wide as an embedding
         top = seen.layers[path][0]
         widths = {seen.widths[top], seen.wide().get(top)}
         weighs = {
