@@ -170,8 +170,8 @@ class Quantizer:
         zero_point = 0 if self.symmetric else format.bits
         groups = features / share if self.group else 1
         large = 0 if format.large_bits is None else (format.large_bits - format.bits) * large_groups(groups) / groups
-        of_all = format.row_bits / features + format.tensor_bits / (features * rows)
-        return format.bits + large + (scale + zero_point) / share + of_all
+        additional = format.row_bits / features + format.tensor_bits / (features * rows)
+        return format.bits + large + (scale + zero_point) / share + additional
 
 
 def large_groups(groups: float) -> int:

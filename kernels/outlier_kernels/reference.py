@@ -116,12 +116,12 @@ def _parts(matrix: Quantized, features: int) -> Iterator[Quantized]:
     """Split a quantized matrix into parts of a number of features, each of which lies in one group."""
     width = matrix.group or matrix.codes.shape[1]
     for start in range(0, matrix.codes.shape[1], features):
-        codes, of_group = matrix.codes[:, start : start + features], slice(start // width, start // width + 1)
+        codes, group = matrix.codes[:, start : start + features], slice(start // width, start // width + 1)
         if matrix.zero_point is None:
-            yield Quantized(codes, matrix.scale[:, of_group])
+            yield Quantized(codes, matrix.scale[:, group])
         else:
             sums = codes.sum(1, keepdim=True, dtype=matrix.scale.dtype)
-            yield Quantized(codes, matrix.scale[:, of_group], matrix.zero_point[:, of_group], sums)
+            yield Quantized(codes, matrix.scale[:, group], matrix.zero_point[:, group], sums)
 
 
 def with_zero_point(matrix: Quantized) -> Quantized:

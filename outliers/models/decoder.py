@@ -232,8 +232,8 @@ def _run_from(
     if any(layer.anatomy.shares for layer in layers):
         known = {}  # later layers read more of earlier ones than their outputs, such as keys
     last = {number: modules.setdefault(number, Once(layers[number].module)) for number in further}
-    for _, of_stack in groupby(layers[:first], lambda layer: layer.stack):
-        numbers = [layer.number for layer in of_stack]
+    for _, group in groupby(layers[:first], lambda layer: layer.stack):
+        numbers = [layer.number for layer in group]
         done = max(known.keys() & numbers, default=-1)
         modules |= {number: Once(layers[number].module, known[done]) for number in numbers if number <= done}
         last[numbers[-1]] = modules.setdefault(numbers[-1], Once(layers[numbers[-1]].module))

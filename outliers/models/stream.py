@@ -282,7 +282,7 @@ class Stream:
         """
         stack, layers = stacks_of(model.config)[place], [layer for layer in layers_of(model) if layer.stack == place]
         paths = [layer.path for layer in layers]
-        keys = [tuple(map(len, of_block)) for of_block in ids]  # lengths determine a layer's other outputs
+        keys = [tuple(map(len, block_ids)) for block_ids in ids]  # lengths determine a layer's other outputs
         shape = len(variants), len(keys), max(key[place] for key in keys), stack.width * stack.streams
         states = self.storage(shape, self.widest, self.device)
         outputs: dict[tuple[int, ...], object] = {}  # of the previous layer: the last output for each key

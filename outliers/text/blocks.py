@@ -247,8 +247,8 @@ def cut_text(
         kept = _without_repeated_first(piece, len(ids), text_tokens, first)
         repeated += len(piece.ids) - len(kept.ids)
         ids.extend(kept.ids)
-        if sizes is not None and (of_piece := kept.sizes()) is not None:
-            sizes.extend(of_piece)
+        if sizes is not None and (piece_sizes := kept.sizes()) is not None:
+            sizes.extend(piece_sizes)
         else:
             sizes = None
         if len(ids) >= needed:
@@ -295,8 +295,8 @@ def _without_repeated_first(piece: Piece, place: int, tokens: int, first: list[i
             dropped.append(at)
 
     def sizes() -> np.ndarray | None:
-        of_all = piece.sizes()
-        return None if of_all is None else np.delete(np.asarray(of_all), dropped)
+        whole = piece.sizes()
+        return None if whole is None else np.delete(np.asarray(whole), dropped)
 
     return Piece(np.delete(np.asarray(piece.ids), dropped).tolist(), sizes)
 

@@ -138,13 +138,13 @@ def _labels(model: PreTrainedModel, ids: list[torch.Tensor], trace: Trace) -> di
     """Return the labels of masks: model, text and weights, preferably as the trace names them, the hash of the tokens,
     and the criterion."""
     config = model.config
-    of_model = {"model": config._name_or_path, "revision": getattr(config, "_commit_hash", None)}
+    model_labels = {"model": config._name_or_path, "revision": getattr(config, "_commit_hash", None)}
     if not is_streamed(model):
-        of_model["weights_hash"] = weights_hash(model)
-    of_trace = {
+        model_labels["weights_hash"] = weights_hash(model)
+    trace_labels = {
         name: trace.labels[name] for name in ("model", "revision", "weights_hash", "text") if name in trace.labels
     }
-    of_tokens = {"tokens_hash": tokens_hash(pad_sequence(ids, batch_first=True, padding_value=-1))}
+    token_labels = {"tokens_hash": tokens_hash(pad_sequence(ids, batch_first=True, padding_value=-1))}
     criterion = {"alpha": trace.alpha, "layers": LAYERS, "positions": POSITIONS}
     criterion |= {"massive": MASSIVE, "massive_ratio": MASSIVE_RATIO}
-    return of_model | of_trace | of_tokens | {"criterion": criterion}
+    return model_labels | trace_labels | token_labels | {"criterion": criterion}

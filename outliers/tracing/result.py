@@ -131,11 +131,11 @@ class Trace:
         """Summarize the source, the outlier features and the largest value, in up to five lines."""
         widths = {role: self.statistics[f"{role}.min"].shape[1] for role in self.roles}
         model = f" of {self.labels['model']}" if "model" in self.labels else ""
-        of_roles = ", ".join(f"{role} {width:,}" for role, width in widths.items())
+        roles = ", ".join(f"{role} {width:,}" for role, width in widths.items())
         lengths = "" if self.positions == self.sequences * self.block else "up to "
         lines = [
             f"Trace{model}: {self.sequences:,} sequences × {lengths}{self.block:,} tokens, alpha {self.alpha:g}",
-            f"{self.layers} {f'{self.stack} ' * bool(self.stack)}layers × features: {of_roles}",
+            f"{self.layers} {f'{self.stack} ' * bool(self.stack)}layers × features: {roles}",
         ]
         if set(ON_STREAM) & set(self.roles):
             outliers, width = self.outlier_features()["feature"], self.statistics["residual.massive"].shape[1]
@@ -332,8 +332,8 @@ class Trace:
         table = pd.DataFrame(rows, columns=["layer", "role"])
         table["transformerlens"] = [None if self.stack else in_transformerlens(*row) for row in rows]
         first = {
-            role: [in_nnsight(role, paths[0]) if paths else None for paths in of_role]
-            for role, of_role in self.modules.items()
+            role: [in_nnsight(role, paths[0]) if paths else None for paths in by_layer]
+            for role, by_layer in self.modules.items()
         }
         return Frame(table.assign(nnsight=[name for role in roles for name in first.get(role, [None] * self.layers)]))
 
@@ -402,10 +402,10 @@ class Trace:
     def _features_of(self, united: tuple[str, ...]) -> pd.DataFrame:
         having = [self.layers_with(role) for role in united]
         layers = set().union(*having)
-        of_united, hits = "+".join(united), sum(self.statistics[f"{role}.hits"].sum(0) for role in united)
+        joined, hits = "+".join(united), sum(self.statistics[f"{role}.hits"].sum(0) for role in united)
         columns = {
-            "layers": self.statistics[f"{of_united}.layers_hit"].double() / (len(layers) * self.sequences),
-            "positions": self.statistics[f"{of_united}.positions_hit"].double() / self.positions,
+            "layers": self.statistics[f"{joined}.layers_hit"].double() / (len(layers) * self.sequences),
+            "positions": self.statistics[f"{joined}.positions_hit"].double() / self.positions,
             "positions_mean": hits.double() / (sum(map(len, having)) * self.positions),
             "hits": hits,
         }
@@ -501,8 +501,8 @@ class Trace:
         """
         if by not in (None, "layer"):
             raise UserError(f"largest values by '{by}'; expected by None or 'layer'")
-        of_roles = [self._largest_entries(role).assign(role=role) for role in self.roles]
-        table = pd.concat(of_roles, ignore_index=True)
+        tables = [self._largest_entries(role).assign(role=role) for role in self.roles]
+        table = pd.concat(tables, ignore_index=True)
         if by is None:
             table = table.loc[table.groupby("role", sort=False)["max"].idxmax()]
         return self._with_names(table[["role", "layer", "max", "value", *PLACE]].reset_index(drop=True))
@@ -585,4 +585,4 @@ class Trace:
 
 def merge_traces(parts: Iterable[list[Trace]]) -> list[Trace]:
     """Merge the traces of parts of a text, separately for each view of the model."""
-    return [reduce(Trace.merge, of_view) for of_view in zip(*parts, strict=True)]
+    return [reduce(Trace.merge, traces) for traces in zip(*parts, strict=True)]

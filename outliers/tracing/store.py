@@ -105,7 +105,7 @@ def check_statistics(header: TraceHeader, statistics: dict[str, torch.Tensor]) -
     if header.experts:
         units, features = (statistics[f"experts.{name}"].shape[-1] for name in ("max", "state_squares"))
         sizes |= {"u": units, "s": features, "X": sizes["L"] * sizes["E"]}
-    if any(len(of_layers) != sizes["L"] for of_layers in header.modules.values()):
+    if any(len(by_layer) != sizes["L"] for by_layer in header.modules.values()):
         raise ValueError("its modules are not those of its layers")
     for role, widths in header.widths.items():
         if len(widths) != sizes["L"] or max(widths) != statistics[f"{role}.min"].shape[1]:

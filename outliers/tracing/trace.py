@@ -133,8 +133,8 @@ def traces(
     candidates = [only] if only else stack_views(model).values()
     views = [(view, roles_of_view) for view in candidates if (roles_of_view := _roles_of(model, view, requested))]
     if not views:
-        of_stack = f" in the view '{only.name}'" if only and only.name else ""
-        raise UserError(f"no layer of this model has {' or '.join(roles)}{of_stack}; trace other roles")
+        place = f" in the view '{only.name}'" if only and only.name else ""
+        raise UserError(f"no layer of this model has {' or '.join(roles)}{place}; trace other roles")
     attention = attention and _has_even_heads(model, [view for view, _ in views])
     blocks = list(blocks) if is_streamed(model) else blocks
     by_token = ["residual.massive_tokens", *["attention.sinks_tokens"] * attention]
@@ -330,9 +330,9 @@ class _TraceObserver:
         with _with_place():
             self.found.read()
         for united in self.united:
-            of_layers = [[of[role].to(self.ids.device) for role in united if role in of] for of in self.in_turn]
+            by_layer = [[of[role].to(self.ids.device) for role in united if role in of] for of in self.in_turn]
             # In a layer that lacks a role, another one counts twice, so that one operator serves all layers.
-            if hits := [hit for of_layer in of_layers if of_layer for hit in (of_layer * len(united))[: len(united)]]:
+            if hits := [hit for of_layer in by_layer if of_layer for hit in (of_layer * len(united))[: len(united)]]:
                 largest = torch.stack(hits).unflatten(0, (-1, len(united))).amax(1)
                 self._add(f"{'+'.join(united)}.layers_hit", largest.clamp_(max=1).sum(0))
         self.in_turn.clear()
@@ -367,28 +367,28 @@ class _TraceObserver:
             self.visible = visible, limits
         sinks = received > self.visible[1]
         self.heads, sinks = len(sinks), sinks.sum(0)
-        of_layer = self.by_layer["attention"].setdefault(layer, {})
-        of_layer["sinks"] = add_from_start(of_layer["sinks"], sinks, 0) if of_layer else sinks
+        counts = self.by_layer["attention"].setdefault(layer, {})
+        counts["sinks"] = add_from_start(counts["sinks"], sinks, 0) if counts else sinks
         self._add_by_token("attention.sinks_tokens", sinks)
 
     def see_units(self, layer: int, expert: int, _tokens: torch.Tensor, x: torch.Tensor) -> None:
-        of_layer, magnitudes = self._of_experts(layer, x.shape[1], x.device), x.abs().float()
-        of_layer["squares"][expert] += magnitudes.square().sum(0)
-        of_layer["max"][expert] = torch.maximum(of_layer["max"][expert], magnitudes.amax(0))
-        of_layer["hits"][expert] += (magnitudes >= self.alpha).sum(0)
+        statistics, magnitudes = self._of_experts(layer, x.shape[1], x.device), x.abs().float()
+        statistics["squares"][expert] += magnitudes.square().sum(0)
+        statistics["max"][expert] = torch.maximum(statistics["max"][expert], magnitudes.amax(0))
+        statistics["hits"][expert] += (magnitudes >= self.alpha).sum(0)
 
     def see_expert(self, layer: int, expert: int, tokens: torch.Tensor, x: torch.Tensor, output: torch.Tensor) -> None:
         """Record what an expert reads and adds to the residual stream, (n, features) each, at its tokens (n,)."""
-        of_layer = self.experts[layer]
-        of_layer["tokens"][expert] += len(tokens)
-        of_layer["state_squares"][expert] += x.float().square().sum(0)
+        statistics = self.experts[layer]
+        statistics["tokens"][expert] += len(tokens)
+        statistics["state_squares"][expert] += x.float().square().sum(0)
         magnitudes = output.abs().flatten()
         at = magnitudes.argmax()
         row, feature = at // output.shape[1], at % output.shape[1]
         position = tokens[row]
         found = (magnitudes[at], output.flatten()[at], feature, position, self.ids.to(x.device)[position])
-        found, known = torch.stack([value.double() for value in found]), of_layer["largest"][expert]
-        of_layer["largest"][expert] = torch.where(found[0] > known[0], found, known)
+        found, known = torch.stack([value.double() for value in found]), statistics["largest"][expert]
+        statistics["largest"][expert] = torch.where(found[0] > known[0], found, known)
 
     def _of_experts(self, layer: int, units: int, device: torch.device) -> dict[str, torch.Tensor]:
         """Return the statistics of the experts of a layer, which are zeros at first."""
@@ -415,12 +415,12 @@ class _TraceObserver:
             self._add("residual.massive_positions", massive)
             self._add_by_token("residual.massive_tokens", massive)
         hit, magnitudes = {}, {}
-        for role, of_role in self.kept.items():
-            of_layers = _padded([kept[self.number, : len(ids)].to(ids.device) for kept in of_role.values()])
+        for role, by_key in self.kept.items():
+            entries = _padded([kept[self.number, : len(ids)].to(ids.device) for kept in by_key.values()])
             if role in self.roles and role not in ON_STREAM:
-                hit[role] = reduce(torch.logical_or, of_layers)
+                hit[role] = reduce(torch.logical_or, entries)
             else:
-                magnitudes[role] = reduce(torch.maximum, of_layers).float()
+                magnitudes[role] = reduce(torch.maximum, entries).float()
         for role in [role for role in ON_STREAM if role in magnitudes]:
             hit[role] = magnitudes[role] >= self.alpha
             self._add(f"{role}.magnitude", magnitudes[role].double())
@@ -429,7 +429,7 @@ class _TraceObserver:
         if self.tokens:
             united = {s: reduce(torch.maximum, map(magnitudes.get, s.split("+"))) for s in states_of_tokens(self.roles)}
             self.tokens.add(ids, united)
-        for kept in (kept for of_role in self.kept.values() for kept in of_role.values()):
+        for kept in (kept for by_key in self.kept.values() for kept in by_key.values()):
             kept[self.number, : len(ids)].zero_()
 
     def result(self) -> Trace:
@@ -444,17 +444,17 @@ class _TraceObserver:
                 statistics[f"{state}.{name}"] = torch.stack(_padded(rows))
         statistics |= {f"{role}.layers_hit": statistics[f"{role}.sequences_hit"].sum(0) for role in self.roles}
         statistics |= {name: value.cpu() for name, value in self.total.items()}
-        of_stack = {"stack": self.view.name, "first_layer": self.view.layers[0]}
+        fields = {"stack": self.view.name, "first_layer": self.view.layers[0]}
         if self.experts:
             none = {name: torch.zeros_like(value) for name, value in next(iter(self.experts.values())).items()}
             for name, (_, shape) in OF_EXPERTS.items():
-                of_layers = [self.experts.get(layer, none)[name].cpu() for layer in self.view.layers]
-                statistics[f"experts.{name}"] = (torch.cat if shape[0] == "X" else torch.stack)(of_layers)
-            of_stack["experts"] = len(none["tokens"])
+                values = [self.experts.get(layer, none)[name].cpu() for layer in self.view.layers]
+                statistics[f"experts.{name}"] = (torch.cat if shape[0] == "X" else torch.stack)(values)
+            fields["experts"] = len(none["tokens"])
         lengths = torch.tensor(self.lengths)
         statistics["text.sequences"] = (lengths > torch.arange(self.block)[:, None]).sum(1)
         sizes = self.block, len(lengths), self.heads
-        trace = Trace(self.alpha, self.roles, *sizes, statistics, self.sketch, **of_stack)
+        trace = Trace(self.alpha, self.roles, *sizes, statistics, self.sketch, **fields)
         if self.tokens:
             statistics |= self.tokens.statistics()
             trace.names = self.names(self.tokens.seen)
@@ -498,8 +498,8 @@ class _TraceObserver:
         first."""
         key = x.device, dtype, x.shape[1]
         if (role, *key) not in self.kept_here:
-            of_role = self.kept[role]
-            if key not in of_role or of_role[key].shape[1] < len(x):
-                of_role[key] = self.room((self.at_once, self.block, x.shape[1]), dtype=dtype, device=x.device)
-            self.kept_here[role, *key] = of_role[key][self.number, : len(x)]
+            by_key = self.kept[role]
+            if key not in by_key or by_key[key].shape[1] < len(x):
+                by_key[key] = self.room((self.at_once, self.block, x.shape[1]), dtype=dtype, device=x.device)
+            self.kept_here[role, *key] = by_key[key][self.number, : len(x)]
         return self.kept_here[role, *key]

@@ -139,10 +139,10 @@ def edges(model: "PreTrainedModel", written: Iterable[str], layer: int | None = 
     places = [Place.read(name) for name in written]
     for place in places:
         place.check(model)
-    of_experts = [place for place in places if place.expert is not None]
+    expert_places = [place for place in places if place.expert is not None]
     places = [place for place in places if place.expert is None]
     every = list(state_readers(model, layer))
-    whole = Edges([reader for place in of_experts for reader in _in_experts(model, place, layer)], [])
+    whole = Edges([reader for place in expert_places for reader in _in_experts(model, place, layer)], [])
     for number in range(len(decoder_layers(model))) if layer is None else (layer,):
         in_layer = [place for place in places if place.has(number)]
         roles = {place.written for place in in_layer} & ROLES.keys()
@@ -204,8 +204,8 @@ def _edges_of_layer(model: "PreTrainedModel", layer: int, places: list[Place], r
             else:  # keys and values may be shared by several heads
                 outputs[part.reader.path][part.outputs[place.head * len(part.outputs) // heads]] = True
     for role, names in ROLES.items():
-        of_role = [outputs[part.reader.path].all() for part in in_layer if part.name in names]
-        if of_role and all(of_role):
+        are_chosen = [outputs[part.reader.path].all() for part in in_layer if part.name in names]
+        if are_chosen and all(are_chosen):
             roles.add(role)
     selected = {
         part.reader.path: part for part in in_layer if part.reader.role not in roles and outputs[part.reader.path].any()

@@ -186,8 +186,8 @@ class Quantized(AtPlaces):
         parts = [part for part in quantized_parts(model, self.scheme) if part.path not in exact]
         parts = [part for part in parts if field != "expert" or part.expert is not None]
         stacks = {layer: view for view in stack_views(model).values() if not view.cross for layer in view.layers}
-        of_stack = {"stack": lambda part: (stacks[part.layer].name, stacks[part.layer].written)}
-        return dict(map((PLACES_BY_FIELD | of_stack)[field], parts))
+        by_stack = {"stack": lambda part: (stacks[part.layer].name, stacks[part.layer].written)}
+        return dict(map((PLACES_BY_FIELD | by_stack)[field], parts))
 
     def served(self, model: str, dtype: str, device: str, revision: str | None) -> "PreTrainedModel":
         """Load a model by its name, see `outliers.load_model`, without exact weights that int8 codes can replace."""

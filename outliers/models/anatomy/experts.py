@@ -106,10 +106,10 @@ class Pieces:
     def read(self, name: str, number: int) -> torch.Tensor:
         if self._last[0] != number:
             self._last = number, {}
-        of_expert = self._last[1]
-        if name not in of_expert:
-            of_expert[name] = self._read_from(name, number)
-        return of_expert[name]
+        entries = self._last[1]
+        if name not in entries:
+            entries[name] = self._read_from(name, number)
+        return entries[name]
 
 
 def is_in_pieces(experts: nn.Module | None) -> bool:

@@ -141,8 +141,8 @@ def _check_scale(config: PretrainedConfig, file: Path) -> None:
 
 def _copy(writer: gguf.GGUFWriter, name: str, value) -> None:
     """Write a header field, except fields that the writer adds, and those of the vocabulary and of rotary scaling."""
-    of_vocabulary = name.startswith("tokenizer.") and not name.endswith("_token_id")
-    if name in ("general.architecture", "general.alignment") or of_vocabulary or ".rope.scaling." in name:
+    is_vocabulary = name.startswith("tokenizer.") and not name.endswith("_token_id")
+    if name in ("general.architecture", "general.alignment") or is_vocabulary or ".rope.scaling." in name:
         return
     if isinstance(value, list) and value:
         writer.add_key_value(name, value, gguf.GGUFValueType.ARRAY, KINDS[type(value[0])])
@@ -189,8 +189,8 @@ def read_tensors(file: Path, model: PreTrainedModel) -> dict[str, Lazy]:
 
         tensors = {}
         for own_name, stored in parts.items():
-            shape, of_all = tuple(expected[own_name].shape), own_name in of_experts
-            tensors[own_name] = _lazy(header, own_name, shape, stored, made(own_name), of_all)
+            shape, is_stacked = tuple(expected[own_name].shape), own_name in of_experts
+            tensors[own_name] = _lazy(header, own_name, shape, stored, made(own_name), is_stacked)
         return tensors | {own_name: _zeros(own_name, tuple(expected[own_name].shape)) for own_name in zeros}
 
 
@@ -226,8 +226,8 @@ def _lazy(
             return tensor
 
     def piece(number: int) -> Lazy:
-        of_expert = [part.piece(number) for part in parts]
-        return _lazy(header, f"{own_name}[{number}]", (1, *shape[1:]), of_expert, make, of_experts)
+        pieces = [part.piece(number) for part in parts]
+        return _lazy(header, f"{own_name}[{number}]", (1, *shape[1:]), pieces, make, of_experts)
 
     spans = [(header.file, part.start, part.end) for part in parts]
     return Lazy(own_name, shape, "F32", spans, read, piece=piece if of_experts else None)

@@ -202,7 +202,7 @@ def _tokenizer_in(file: Path) -> tuple[Tokenizer, dict]:
     special = vocabulary.of_types(TokenType.CONTROL, TokenType.UNKNOWN)
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in special])
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in vocabulary.of_types(TokenType.USER_DEFINED)])
-    roles = {name: vocabulary.role(of_file) for name, of_file in ROLES.items()}
+    roles = {name: vocabulary.role(role) for name, role in ROLES.items()}
     begins = model == "llama" or (model == "gpt2" and BY_NAME[vocabulary.get("pre", "default")].begins)
     return tokenizer, roles | {
         "chat_template": vocabulary.fields.get("tokenizer.chat_template"),

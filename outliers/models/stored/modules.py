@@ -28,17 +28,17 @@ def as_method(fields: dict) -> dict:
 
 def module_fields(fields: dict, module: str, name: str) -> dict | None:
     """Return the fields for a module of model `name`; None if it is not quantized."""
-    for of_module in (*_dynamic(fields, module, name), *_extra(fields, module, name)):
-        return of_module and fields | of_module
+    for own in (*_dynamic(fields, module, name), *_extra(fields, module, name)):
+        return own and fields | own
     return fields
 
 
 def _dynamic(fields: dict, module: str, name: str) -> Iterator[dict | None]:
     """Yield GPTQModel's fields of a module for each pattern that matches a prefix; None if `-:` before it excludes the
     module."""
-    for pattern, of_module in (fields.get("dynamic") or {}).items():
+    for pattern, own in (fields.get("dynamic") or {}).items():
         if _matches(regex.match, pattern.removeprefix("-:").removeprefix("+:"), module, name):
-            yield None if pattern.startswith("-:") else of_module
+            yield None if pattern.startswith("-:") else own
 
 
 def _extra(fields: dict, module: str, name: str) -> Iterator[dict | None]:
@@ -47,8 +47,8 @@ def _extra(fields: dict, module: str, name: str) -> Iterator[dict | None]:
     keys = [module] if module in extra else [key for key in extra if re.search(r"[^\w.\-]", key)]
     for key in keys:
         if key == module or _matches(regex.search, key, module, name):
-            of_module = {field: value for field, value in extra[key].items() if value is not None}
-            yield None if of_module.get("bits", 0) >= WHOLE else of_module
+            own = {field: value for field, value in extra[key].items() if value is not None}
+            yield None if own.get("bits", 0) >= WHOLE else own
 
 
 def _matches(match, pattern: str, module: str, name: str) -> bool:
