@@ -142,7 +142,7 @@ def _experts(subject: ToAblate) -> dict[int, int]:
 
 
 def _without_each(subject: ToAblate) -> Stages:
-    """Yield the cells of the model as it is, and without each of its experts."""
+    """Yield the cells of the whole model, and of the model without each of its experts."""
     experiment = subject.experiment
     under, labels = experiment.under, experiment.labels
     cells = [Cell(subject, under, Perplexity(), {**labels, "subject": "none"})]
@@ -173,7 +173,7 @@ def _stages(subject: ToAblate) -> Stages:
 
 
 def _of_stack(subject: ToAblate, count: dict, labels: dict, metrics: Sequence[type], first: bool) -> list[Cell]:
-    """Return the cells for the features of a stack, ablated in its layers; first: whether to add those without."""
+    """Return the cells for the features of a stack, ablated in its layers; first: whether to add the unablated."""
     experiment = subject.experiment
     treatments = planned(experiment, count["hidden_size"], experiment.features or count["features"], count["features"])
     treatments = [treatment for treatment in treatments if treatment.features or first]
@@ -211,7 +211,7 @@ def _no_outlier(traced: Row, experiment: Ablation) -> NoOutlier:
 def planned(
     experiment: Ablation, width: int, features: Sequence[int], outliers: Sequence[int] = ()
 ) -> list["Treatment"]:
-    """Return the treatments that an experiment asks for.
+    """Return the treatments of an experiment.
 
     Args:
         width: number of features of the model.

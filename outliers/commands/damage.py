@@ -230,7 +230,7 @@ def damage(
     """Return the damage of a scheme, a cache or another model by projection, role, layer, head, and in all.
 
     The error of a projection is that of its output from the inputs of the unquantized model, so that errors do not
-    cascade; perplexities are those of whole models, in which they do. The model is left as it was.
+    cascade; perplexities are of whole models, in which errors do. The model is left as it was.
 
     Args:
         model: a causal language model, resident or streamed, with its exact weights.

@@ -30,8 +30,8 @@ def _gpus(value):
 class Memory(SequenceSize, Experiment):
     """The memory that models need at inference, from their configurations, and the largest that some hardware holds.
 
-    With these defaults the paper's Table 3 comes out as published; so it does with a headroom of 0.65 to 1.08 GiB at a
-    context of 128, 0.57 to 0.92 at 256, 0.49 to 0.76 at 384, 0.41 to 0.56 at 512, 0.32 to 0.34 at 640; never at 768.
+    With these defaults the paper's Table 3 is reproduced as published, as it is with a headroom of 0.65 to 1.08 GiB at
+    a context of 128, 0.57 to 0.92 at 256, 0.49 to 0.76 at 384, 0.41 to 0.56 at 512, 0.32 to 0.34 at 640; never at 768.
     """
 
     with_weights = False

@@ -34,7 +34,7 @@ class Fields(NamedTuple):
     places: dict[tuple, str]
 
     def replaced(self, fields: dict) -> "Fields":
-        """Return a copy in which the values of some fields are replaced, such as by those of the command line."""
+        """Return a copy in which the values of some fields are replaced, for example by values of the command line."""
         places = {path: place for path, place in self.places.items() if not path or path[0] not in fields}
         return Fields(self.values | fields, places)
 
@@ -77,7 +77,7 @@ def is_experiment(name: str) -> bool:
 
 
 def is_meant_as_experiment(name: str) -> bool:
-    """Return whether a name is that of an experiment or of a set of them, or close to one and nothing that exists."""
+    """Return whether a name is of an experiment or a set of experiments, or close to one and no existing path."""
     names = [part for known in experiment_files() for part in (known, *known.split("/"))]
     return (
         name in names
@@ -103,8 +103,7 @@ def experiment_files() -> dict[str, Path]:
 def read_experiment(name: str) -> Fields:
     """Read an experiment file, by path or by the name of one that comes with the project.
 
-    A file with `extends: other.yaml` inherits the fields of that file, its name included, and overrides them with its
-    own.
+    A file with `extends: other.yaml` inherits the fields of that file, including the name, and overrides them.
 
     Raises:
         UserError: there is no such file, or it is not a YAML mapping.

@@ -1,4 +1,4 @@
-"""Metrics of attention probabilities: all those of a variant are computed in one pass."""
+"""Metrics of attention probabilities: all metrics of a variant share one pass over the text."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -42,7 +42,8 @@ class AttentionComputation(NamedTuple):
 
     measure: reduces the probabilities of a layer, (1, heads, queries, keys), to a float64 tensor, given which keys each
     query can see, bool (queries, keys), and whether the keys are of another stack. by_ablation: returns the result of
-    each ablation from all visits to a part of the text. values: returns the values of a row from those of all parts.
+    each ablation from all visits to a part of the text. values: returns the values of a row from the results of all
+    parts.
     """
 
     measure: Callable[[torch.Tensor, torch.Tensor, bool], torch.Tensor]

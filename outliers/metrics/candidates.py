@@ -142,7 +142,7 @@ class _CandidateObserver:
             }
 
     def layers(self) -> list[dict]:
-        """Return the spikes of each layer; for a layer of experts, those of the expert with the largest output."""
+        """Return the spikes of each layer; of a layer of experts, the spikes of the expert with the largest output."""
         paths = sorted(self.layers_of, key=lambda path: abs(self.outputs[path].value))
         of_layers = {self.layers_of[path]: path for path in paths}
         return [self._layer(layer, of_layers[layer]) for layer in sorted(of_layers)]

@@ -72,7 +72,7 @@ def block_errors(
 
     The model computes exact hidden states. Each projection also multiplies its input under each scheme, and these
     outputs are dropped after comparison. Sums are taken in float64. Successive schemes that quantize weights alike
-    share their codes. These stay in memory for all layers of a resident model, and for one layer of a streamed one.
+    share their codes, which stay in memory for all layers of a resident model, and for one layer of a streamed one.
 
     Args:
         model: a causal language model, quantized or not, resident or streamed.

@@ -89,7 +89,7 @@ class ChannelSums(NamedTuple):
 
 @dataclass(eq=False)
 class Channels:
-    """Statistics of queries, keys and values over a text; those of parts of a text can be merged.
+    """Statistics of queries, keys and values over a text; statistics of parts of a text can be merged.
 
     sums: by layer, role and side. changed: layers and roles in which attention does not multiply the projections'
     outputs as they are. biases: of projections, float64 (heads, head size). inputs: the sum over positions of the input

@@ -140,7 +140,7 @@ def timing_rows(shape: tuple[int, int, int], times: dict[str, list[float]]) -> l
     """Return one row per implementation: the layer's shape, the way, and medians over rounds with quartiles.
 
     Medians are of `milliseconds` and of `times_16_bits`, the speedup over 16 bits in the same round. For machines that
-    others use as well, there are also `milliseconds_smallest`, and `times_16_bits_smallest` computed from these.
+    other programs use, too, there are also `milliseconds_smallest`, and `times_16_bits_smallest` computed from these.
     """
     labels, rows = dict(zip(("tokens", "features", "outputs"), shape, strict=True)), []
     for way, values in times.items():

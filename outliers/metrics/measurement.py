@@ -60,7 +60,7 @@ def stored_bytes(schemes: Iterable[Scheme], drawn: bool = False) -> tuple[int, i
 class Measurement(ABC):
     """A way to measure cells of one subject, possibly of several metrics that share a pass.
 
-    unit: what a step of progress is. cost: time of a step on a CPU, relative to a block's pass through the model.
+    unit: name of a step of progress. cost: time of a step on a CPU, relative to a block's pass through the model.
     splits: whether a text can be measured in parts, on several machines.
     """
 

@@ -590,8 +590,8 @@ class _SubLayer:
     """An observer of the terms of the attention or the feed-forward part of a layer.
 
     A term is a row of the output projection times its input. It is multiplied by the scale of the residual stream, by
-    what a router or a gate multiplies the projection's outputs by, and, if a norm follows, by its gain and by a factor
-    for each position, which is known once the norm has seen the output.
+    the factor of a router or gate, and, if a norm follows, by the norm's gain and a factor for each position, which is
+    known once the norm has seen the output.
     """
 
     def __init__(self, observer: _OriginObserver, layer: Layer, role: str):

@@ -267,7 +267,7 @@ SINGLE = ("embedding", "positions", "head", "neuron", "shared neuron", "expert n
 
 
 class Origins(Metric):
-    """The terms whose sum are some features, and the gains of the norms that read them."""
+    """The terms that add up to some features, and the gains of the norms that read these features."""
 
     name = "origins"
 

@@ -1,4 +1,4 @@
-"""Metrics of the last hidden states: all those of a variant are computed in one pass over the text."""
+"""Metrics of the last hidden states: all metrics of a variant share one pass over the text."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, takewhile

@@ -6,7 +6,7 @@ from outliers.quantization.int8 import Int8Linear
 
 
 class LoraInt8(lora.Linear):
-    """A low-rank adapter beside an `Int8Linear`, whose codes stay what they are."""
+    """A low-rank adapter beside an `Int8Linear`, whose codes do not change."""
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """Raise ValueError: a sum of codes and an adapter has other codes."""

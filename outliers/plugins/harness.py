@@ -1,7 +1,7 @@
 """`python -m outliers.plugins.harness`: lm-eval's own command line, with `--model outliers`.
 
-lm-eval finds models in a table of its own and has no entry points, so somebody has to import ours. This program does,
-and hands its arguments to lm-eval as they are. In Python `import outliers.plugins.harness` is enough, before
+lm-eval finds models in a table of its own and has no entry points, so ours has to be imported. This program does so,
+and hands its arguments to lm-eval unchanged. In Python `import outliers.plugins.harness` is enough, before
 `lm_eval.simple_evaluate(model="outliers", …)`.
 
 Example:

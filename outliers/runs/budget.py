@@ -1,4 +1,4 @@
-"""Choose as many blocks as fit into a number of minutes, and preview what a run would measure."""
+"""Choose as many blocks as fit into a number of minutes, and preview the measurements of a run."""
 
 import logging
 import math

@@ -100,7 +100,7 @@ class ModelShape(NamedTuple):
         return self.outside + self.layers * self.layer
 
     def by_expert(self) -> "ModelShape":
-        """Return the sizes of what is in memory at once if a layer is read one expert at a time."""
+        """Return the sizes in memory at once if a layer is read one expert at a time."""
         less = self.experts - self.expert
         return self._replace(layer=self.layer - less, projections=self.projections - less, parameter=self.largest)
 
@@ -205,7 +205,7 @@ def model_shape(config: PretrainedConfig) -> ModelShape:
 
 
 def need_of(model_run: ModelRun, room: FreeBytes) -> Need:
-    """Return what a run needs, if so much room is free."""
+    """Return the memory and disk that a run needs on a machine with this free room."""
     shape, needs, itemsize = model_run.shape, model_run.memory_needs, DTYPES[model_run.dtype].itemsize
     layers, outside = 1 if model_run.stream else shape.layers, itemsize * shape.outside
     others = itemsize * needs.others * shape.weights
@@ -252,7 +252,7 @@ def _lack(model_run: ModelRun, needed: Need, room: FreeBytes, share: float) -> s
 
 
 def _advice(model_run: ModelRun, needed: Need, room: FreeBytes) -> str:
-    """Return options that would make a run fit, with what it then needs.
+    """Return options that would make a run fit, with the memory and disk that it then needs.
 
     Each option that suffices alone is named; if none does, options of a streamed run are named.
     """

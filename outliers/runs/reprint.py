@@ -135,7 +135,7 @@ def reprint(key: str | None, *folders: Path) -> str | None:
 def show_page(folder: Path, request: str) -> None:
     """Make a folder show the page of a request, beside the trace that it was made from.
 
-    The files of the page that was shown move to `earlier/`, and those of this page back from there.
+    The files of the page shown before move to `earlier/`, and the files of this page back from there.
     """
     shown = _read(folder)
     if shown and shown["request"] != request:

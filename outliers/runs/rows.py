@@ -79,7 +79,7 @@ class Rows:
         return line and Row.read(line)
 
     def may_have(self, request: dict) -> bool:
-        """Return whether there are rows with this request, whatever their provenance.
+        """Return whether there are rows with this request and any provenance.
 
         Not all provenance of a streamed model is known before its weights are read.
         """

@@ -111,7 +111,7 @@ def rows_or_error(
 
 
 def stored_rows(experiment: Experiment, folder: Path) -> list[dict]:
-    """Return an experiment's rows from those in a folder, without loading a model."""
+    """Return the rows of an experiment that a folder has, without loading a model."""
     return records(rows_of(experiment, index(folder)))
 
 
@@ -201,7 +201,7 @@ def check_all_measured(rows: Iterable[dict]) -> None:
 
 
 def rows_of(experiment: Experiment, find: Callable[[dict], list[Row]]) -> list[Row]:
-    """Return the rows that an experiment asks for, in its order, without loading anything.
+    """Return the stored rows of an experiment's cells, in its order, without loading anything.
 
     find: returns the rows of a request, see `outliers.runs.rows.index`.
 

@@ -1,4 +1,4 @@
-"""Rows, the only form of results, and what their fields may be."""
+"""Rows, the only form of results, and the types of their fields."""
 
 import json
 import math
@@ -141,7 +141,7 @@ class Row:
     `run`.
 
     Raises:
-        UserError: a part holds what no row may, such as an infinite value.
+        UserError: a part holds a value that rows must not have, such as an infinite one.
     """
 
     request: dict

@@ -59,7 +59,7 @@ class Served(Causal):
                 yield changed
 
     def provenance(self, model_cache: "ModelCache", cell: Cell) -> dict:
-        """Return hashes, sizes and kernels of the served model; those of its text come from metrics."""
+        """Return hashes, sizes and kernels of the served model; metrics add the provenance of its text."""
         return self._loaded(model_cache, cell.variant)[1]
 
     def _loaded(

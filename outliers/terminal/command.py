@@ -66,9 +66,9 @@ def app_of(command: Callable) -> typer.Typer:
 def import_for_good(*modules: str) -> None:
     """Import modules that a command uses until it ends, without garbage collection.
 
-    Python looks for garbage after every 700 new objects, and the hundreds of thousands that torch and transformers make
-    stay: to search them as they come, and again with all that follows, takes a sixth of the start. Only the first call
-    in a process exempts the existing objects from later searches, for later there may be models among them.
+    Python searches for garbage after every 700 new objects, but torch and transformers make hundreds of thousands that
+    stay: searching them again and again takes a sixth of the start. Only the first call in a process exempts the
+    existing objects from later searches, because later there may be models among them.
     """
     if modules[0] in sys.modules:
         return

@@ -34,7 +34,7 @@ def by_model(rows: RowsOrFrame) -> pd.DataFrame:
     """Return one row per model and checkpoint, in the order of the rows.
 
     Columns are the metrics of `table4_row`, the fields `ABOUT` and `BITS`, and NAME_error with errors of `SCATTERED`.
-    An encoder-decoder has one row per view; those of its stacks share the value of `WHOLE`. The index is the model's
+    An encoder-decoder has one row per view; the rows of its stacks share the value of `WHOLE`. The index is the model's
     short name, or its full name where two models share the short one, followed by the view, if there is one.
     """
     rows = comparable_rows(rows)

@@ -1,4 +1,4 @@
-"""The experts of a mixture: what each costs where it alone is left out, or quantized."""
+"""The experts of a mixture: the cost of each if it alone is left out, or quantized."""
 
 from collections.abc import Mapping
 

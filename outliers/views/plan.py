@@ -28,8 +28,9 @@ STAGES = {  # stage of a plan: label in the legend, colour, marker, fill
 def plan_points(rows: Iterable[Mapping]) -> pd.DataFrame:
     """Return the cost of each set of projections that a plan measured, one row per set.
 
-    Columns: `stage` ("search", or "confirm" on other blocks), `chosen` (number of improved projections), `price` (what
-    they take), `perplexity`, `cost` (relative increase of perplexity), both with _deviation and _error, and `variant`.
+    Columns: `stage` ("search", or "confirm" on other blocks), `chosen` (number of improved projections), `price` (their
+    number, or that of their parameters), `perplexity`, `cost` (relative increase of perplexity), both with _deviation
+    and _error, and `variant`.
     """
     rows = [row for row in rows if row.get("stage") in STAGES]
     exact = {row["stage"]: value_of(row) for row in rows if "chosen" not in row}

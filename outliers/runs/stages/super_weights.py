@@ -50,8 +50,8 @@ def massive_stages(subject: Causal, _features: Sequence[int], _outliers: Sequenc
 def super_weight_stages(subject: Subject, **controls: int) -> Stages:
     """Yield the cells for candidates, and for the perplexity without each of them.
 
-    For those that change the predictions most, yield also controls, and draws that show the scatter of the deciding
-    costs by rounding.
+    For the candidates that change the predictions most, also yield controls, and draws that show the scatter of the
+    deciding costs by rounding.
     """
     cells = [_search(subject, **controls), Cell(subject, EXACT, Perplexity())]
     rows = yield cells
