@@ -14,8 +14,8 @@ import torch
 
 
 def runs_on(device: str, asked: bool) -> bool:
-    """Return whether Triton compiles for a type of device, or interprets (TRITON_INTERPRET=1), a thousand times slower,
-    if asked for."""
+    """Return whether Triton compiles for a type of device; if asked for, also whether it interprets a program
+    (TRITON_INTERPRET=1), a thousand times slower."""
     interprets = asked and os.environ.get("TRITON_INTERPRET") == "1"
     return find_spec("triton") is not None and (device == "cuda" or (device == "cpu" and interprets))
 
