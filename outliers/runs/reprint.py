@@ -216,13 +216,13 @@ def _stamp(file: Path, size: int | None = None) -> list:
     Of rows, to which other requests append, only the first bytes are hashed; of a page, everything but its links.
     """
     if file.name == ROWS:
-        digest, size = hashlib.sha256(), file.stat().st_size if size is None else size
-        left = size
+        digest, length = hashlib.sha256(), file.stat().st_size if size is None else size
+        left = length
         with open(file, "rb") as content:  # in pieces, for it may have gigabytes
             while piece := content.read(min(left, PIECE)):
                 digest.update(piece)
                 left -= len(piece)
-        return [size - left, digest.hexdigest()]
+        return [length - left, digest.hexdigest()]
     if file.name == PAGE:
         content = OTHERS.sub("", file.read_text("utf-8")).encode()
         return [len(content), hashlib.sha256(content).hexdigest()]

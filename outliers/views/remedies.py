@@ -533,10 +533,8 @@ def _saved(formats: Iterable[Sequence[RemedyPoint]]) -> list[Finding]:
         for group in formats
         for plain in [point for point in group if point.remedy == NONE][:1]
     ]
-    rows = [best._asdict() | {"plain": plain.cost, "saving": _saving(plain, best)} for plain, best in pairs]
+    rows = [
+        best._asdict() | {"plain": plain.cost, "saving": plain.increase.minus(best.increase)} for plain, best in pairs
+    ]
     saves = any(plain.perplexity.is_above(best.perplexity) for plain, best in pairs)
     return say(SAVED if saves else NO_BENEFIT, rows)
-
-
-def _saving(plain: RemedyPoint, best: RemedyPoint) -> Value:
-    return plain.increase.minus(best.increase)
