@@ -84,7 +84,7 @@ def _by_variant(damages: "Damages | ByVariant") -> ByVariant:
 
 
 def _scale(errors: list[np.ndarray]) -> tuple[Normalize, str]:
-    """Return a colour scale from the faintest errors to the largest, without those farther off than the others span."""
+    """Return a colour scale from the faintest to the largest errors, clipped at an error far beyond all others."""
     finite = np.concatenate([values[np.isfinite(values)] for values in errors])
     if not len(finite):
         return Normalize(0, 1), "neither"

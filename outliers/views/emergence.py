@@ -161,7 +161,7 @@ def figure3(rows: RowsOrFrame, *, panel: str | None = None, paper: bool = True, 
 
 @figure_function
 def figure4(rows: RowsOrFrame, *, panel: str | None = None, paper: bool = True, ax: Axes | None = None) -> Panels:
-    """Draw (a) the median magnitude of the most common outlier feature and (b) the number of them, by perplexity.
+    """Draw (a) the median magnitude of the most common outlier feature and (b) their number, by perplexity.
 
     Hollow markers in (a) are models without an outlier feature by the criterion, but with an outlier value.
 
