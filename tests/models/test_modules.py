@@ -256,7 +256,7 @@ def test_a_layer_that_passes_its_input_on_is_none(blocks):
     variants = ("absmax", "zero(3)", "kv=int4", UNCHANGED)
     assert under(model, blocks, *variants) == under(without, blocks, *variants)
     assert outliers.origins(model, blocks, [3]).rest.max() < 1e-5
-    assert outliers.damage(model, blocks, "absmax", by=["layer"]).scheme == "absmax"
+    assert outliers.damage(model, blocks, "absmax", by=["layer"]).variant == "absmax"
     found, expected = (outliers.trace(one, blocks, alpha=1.0, attention=False) for one in (model, without))
     assert found.features().equals(expected.features())
     assert found.hidden_states()["layer"].unique().tolist() == [0, 1, 3]
