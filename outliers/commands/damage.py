@@ -265,7 +265,8 @@ def damage(
     from outliers.text.blocks import sequences
     from outliers.variants.draw import check_draws
 
-    by = [by] if isinstance(by, str) else by
+    chosen = by is not DAMAGE_BY
+    by = [by] if isinstance(by, str) else list(by)
     blocks = list(sequences(blocks, attention_mask))
     check_draws(draws, str(model.dtype).removeprefix("torch."))
     if (scheme is None) == (against is None):
@@ -280,7 +281,7 @@ def damage(
         variant = Quantized(get_scheme(scheme), tuple(skip), calibration=calibration)
     if not blocks:
         raise UserError("no blocks to evaluate; expected at least one")
-    subject, chosen = Given(model, blocks), by is not DAMAGE_BY
+    subject = Given(model, blocks)
     cells = _cells(subject, [variant], by, draws, chosen)
     cells += _by_stack(subject, [variant], by, draws, chosen)
     (damages,) = damages_of(measured(subject, cells)).values()

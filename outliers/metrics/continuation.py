@@ -61,12 +61,9 @@ def _prompt_length(cell: Cell) -> int:
 @inference
 def continued(model: PreTrainedModel, prompt: torch.Tensor, tokens: int) -> list[int]:
     """Return the most probable next tokens after a prompt (T,), one after the other, until the end-of-text token."""
-    greedy = GenerationConfig(
-        do_sample=False,
-        max_new_tokens=tokens,
-        eos_token_id=model.config.eos_token_id,
-        pad_token_id=model.config.eos_token_id,
-    )
+    ends = model.config.eos_token_id  # a list where several tokens end a text
+    padding = ends[0] if isinstance(ends, list) else ends
+    greedy = GenerationConfig(do_sample=False, max_new_tokens=tokens, eos_token_id=ends, pad_token_id=padding)
     ids = prompt[None].to(model.device)
     return model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=greedy)[0, len(prompt) :].tolist()
 

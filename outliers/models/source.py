@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -266,7 +267,7 @@ def _gguf_in(folder: Path) -> Path | None:
 
     Hidden files are ignored, because macOS creates some.
     """
-    files = [file for file in sorted(folder.glob("*")) if file.suffix in FORMATS and not file.name.startswith(".")]
+    files = [file for file in sorted(folder.glob("*")) if file.suffix.lower() in FORMATS and file.name[0] != "."]
     if not files or any(folder.glob("*.safetensors")):
         return None
     if len(files) > 1:
@@ -289,9 +290,10 @@ def missing_download(model: str, revision: str | None) -> int | None:
         return 0 if cached else None
     for suffix in (".safetensors", ".bin"):  # pickled weights are converted by the hub, to files of their size
         files = {name: count for name, count in sizes.items() if name.endswith(suffix) and "/" not in name}
-        whole = {name: count for name, count in files.items() if name == WEIGHTS}  # or else shards, by any names
+        whole = {name: count for name, count in files.items() if name == WEIGHTS}
+        shards = {name: count for name, count in files.items() if re.search(r"-\d+-of-\d+\.", name)}
         if files:
-            return sum(count for name, count in (whole or files).items() if name not in cached)
+            return sum(count for name, count in (whole or shards or files).items() if name not in cached)
     return None
 
 

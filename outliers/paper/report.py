@@ -95,9 +95,7 @@ def report_experiments(
         UserError: as `experiments_of`; or nothing at all could be measured.
     """
     experiments = experiments_of(name, device, models)
-    alone = len(experiments) == 1
-    folder = out or (experiments[0].folder if alone else _folder(name, experiments))
-    places = [folder if alone else folder / Path(experiment.name).name for experiment in experiments]
+    folder, places = _folders(name, out, experiments)
     requests = [experiment.model_copy(update={"shows": None}).model_dump_json() for experiment in experiments]
     unique: dict[str, tuple[Experiment, Path]] = {}  # Table 4 and Figures 3 and 4 share one measurement
     for measurement, *pair in zip(requests, experiments, places, strict=True):
@@ -134,14 +132,11 @@ def previewed(name: str, out: Path | None, device: str | None, models: Sequence[
     from outliers.runs.run import prepared_plans
 
     experiments = experiments_of(name, device, models)
-    folder = out or _folder(name, experiments)
     unique = {
-        experiment.model_copy(update={"shows": None}).model_dump_json(): experiment
-        for experiment in reversed(experiments)
+        experiment.model_copy(update={"shows": None}).model_dump_json(): (experiment, place)
+        for experiment, place in zip(reversed(experiments), reversed(_folders(name, out, experiments)[1]), strict=True)
     }
-    return preview(
-        [(prepared_plans(experiment), folder / Path(experiment.name).name) for experiment in reversed(unique.values())]
-    )
+    return preview([(prepared_plans(experiment), place) for experiment, place in reversed(unique.values())])
 
 
 def _is_final(measured: tuple[list[dict], list]) -> bool:
@@ -181,10 +176,15 @@ def _measured(
     return rows, [f"{model}: {why}" for model, (_, why) in tries.items() if why] if rows else [reason]
 
 
-def _folder(name: str, experiments: Sequence[Experiment]) -> Path:
-    """Return the folder of a set's results; a set about a single model has one folder per model."""
+def _folders(name: str, out: Path | None, experiments: Sequence[Experiment]) -> tuple[Path, list[Path]]:
+    """Return the folder of a report's page, and the folder of each experiment; a set about a single model has one
+    folder per model."""
+    if len(experiments) == 1:
+        folder = out or experiments[0].folder
+        return folder, [folder]
     models = [experiment.folder.name for experiment in experiments if isinstance(experiment, OneModel)]
-    return Path("results", name, *models[:1])
+    folder = out or Path("results", name, *models[:1])
+    return folder, [folder / Path(experiment.name).name for experiment in experiments]
 
 
 def shown_section(experiment: Experiment, folder: Path, rows: list[dict], reasons: Sequence = ()) -> Section:

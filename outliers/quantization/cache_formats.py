@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import NamedTuple
 
 from outlier_kernels.formats import BLOCK, FORMATS, Quantizer
@@ -182,7 +183,9 @@ def _option(written: str, name: str, value: str) -> object:
         if name in NUMBERED and value.isdecimal() and str(int(value)) == value and int(value) >= NUMBERED[name]:
             return int(value)
         ranges = tuple(map(_range, value.split(".")))
-        if name in RANGES and all(ranges):
+        in_order = sorted(ranges, key=lambda span: span.start)
+        apart = all(first.stop <= second.start for first, second in pairwise(in_order))
+        if name in RANGES and all(ranges) and apart:
             return ranges
     raise UserError(f"'{written}' has '{name}={value}'; expected one such as {FORMS}")
 

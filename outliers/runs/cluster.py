@@ -221,7 +221,7 @@ class Cluster:
     def _gpus(self, needed: Need | None) -> int:
         """Return the number of GPUs for a model: as many as it needs, or all of a machine if the need is unknown."""
         most = max((int(node["GPU"]) for node in self._nodes()), default=0)
-        share = GPU_SPARE * needed.memory / self.room.gpus if needed else 1
+        share = GPU_SPARE * needed.memory / self.room.gpus if needed and self.room.gpus else 1
         return max(1, min(most, math.ceil(share * most)))
 
     def _nodes(self) -> list[dict[str, float]]:

@@ -90,7 +90,10 @@ def pictures(
     """
     listed = _listed(str(source), count)
     if len(listed) < (count or 1):
-        raise UserError(f"'{source}' has {len(listed)} pictures, not {count}; ask for fewer (--blocks), or give more")
+        what = (
+            f"{len(listed)} pictures, not {count}; ask for fewer (--blocks), or give more" if count else "no pictures"
+        )
+        raise UserError(f"'{source}' has {what}")
     labels = [IGNORED if picture.label is None else _number(picture.label, config) for picture in listed]
     pixels = []
     for picture in listed:

@@ -11,6 +11,7 @@ from tokenizers import ByteLevelBPETokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
+from outliers.errors import UserError
 from outliers.models.pocket.ladder import CONTEXT, VOCABULARY
 from outliers.text.documents import read_file
 
@@ -99,7 +100,15 @@ def blocks_in_order(ids: np.ndarray, steps: int, batch: int, seed: int = 0, bloc
     """Return blocks (steps · batch, block) of ids (tokens,), repeating the text for as many epochs as necessary.
 
     Each epoch cuts the text at another offset and shuffles the blocks; those beyond whole batches are dropped.
+
+    Raises:
+        UserError: the text has fewer blocks than a batch.
     """
+    if (there := (len(ids) - block + 1) // block) < batch:  # at the last offset
+        raise UserError(
+            f"the text of training has {there} blocks of {block} tokens, and a step takes {batch}; give more text, or "
+            "a smaller batch"
+        )
     generator = np.random.default_rng(seed)
     epochs, missing = [], steps
     while missing > 0:

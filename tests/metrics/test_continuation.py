@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import outliers
+from outliers.metrics.continuation import continued
 from outliers.metrics.records import Continuation
 from outliers.views.continuation import continuation_section
 
@@ -43,6 +44,14 @@ def test_a_prompt_leaves_room_in_the_context(tmp_path):
     cells = outliers.Cells(metrics=[Continuation(prompt=128, tokens=250)], **FIELDS | {"block": 128})
     (row,) = outliers.run(cells, tmp_path)
     assert row["value"] == 250
+
+
+def test_several_tokens_may_end_a_text():
+    model = outliers.load_model("pocket/gpt2-0.1m")
+    prompt = torch.arange(3, 19)
+    usual = continued(model, prompt, 4)
+    model.config.eos_token_id = [usual[1], usual[2]]
+    assert continued(model, prompt, 4) == usual[: 1 + min(map(usual.index, usual[1:3]))]
 
 
 @pytest.mark.parametrize(

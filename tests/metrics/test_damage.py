@@ -157,7 +157,7 @@ def test_perplexities_are_those_of_quantize_with_skip(case, blocks):
 
 def test_what_is_skipped_whole_is_no_place(blocks):
     model = make_model("gpt2")
-    found = damage(model, blocks, "absmax", by=["role", "layer"], skip=["*.mlp", "transformer.h.0"])
+    found = damage(model, blocks, "absmax", by=iter(["role", "layer"]), skip=["*.mlp", "transformer.h.0"])
     assert found.roles["role"].tolist() == ["attn_in", "attn_out"]
     columns = [name for alone in ("perplexity_only", "damage_only") for name in (alone, f"{alone}_error")]
     assert found.layers.columns.tolist() == ["layer", *columns], "all but it is nothing"

@@ -63,6 +63,8 @@ def test_batches_are_the_text_in_another_order():
     assert (np.diff(first) == 1).all(), "each block is a piece of the text"
     assert len(set(first[: 9 * 4, 0])) == 9 * 4, "no block twice in an epoch"
     assert (blocks_in_order(ids, 10, 4) == first[: 10 * 4]).all(), "a longer training begins as a shorter one"
+    with pytest.raises(outliers.UserError, match="has 3 blocks of 10 tokens, and a step takes 4; "):
+        blocks_in_order(np.zeros(42, np.uint16), 1, 4, block=10)
 
 
 def test_wikitext_is_detokenised():

@@ -19,7 +19,7 @@ from outliers.metrics.records import metrics
 from outliers.paper.artefacts import ARTEFACTS, BEYOND
 from outliers.paper.linear_layers import LinearLayers
 from outliers.paper.published import Artefact, Published, comparison
-from outliers.paper.report import experiments_of, report_experiments
+from outliers.paper.report import experiments_of, previewed, report_experiments
 from outliers.published.facts import published_elsewhere
 from outliers.published.numbers import published_models
 from outliers.quantization.schemes import TABLE1
@@ -172,6 +172,7 @@ def test_a_new_table_is_one_row_its_experiments_and_its_values(tmp_path, monkeyp
     said = report_experiments(str(tmp_path / "table2.yaml"), tmp_path / "out")[0]
     assert "Table 2: one more" in said
     assert re.search(r"gpt2-0.1m +fp32 +\d+\.?\d* +1 ", said)
+    assert "2 of 2 cells have rows." in previewed(str(tmp_path / "table2.yaml"), tmp_path / "out", None, [])
 
 
 def test_another_scheme_of_the_table_breaks_no_published_table():

@@ -248,7 +248,8 @@ def test_only_options_that_a_measurement_has_are_proposed(opt):
 
 
 def test_downloads_are_what_the_hub_has_and_its_cache_has_not(opt, constants, lacking):
-    sizes = {"config.json": 7, "a.safetensors": 3 * 10**9, "b.safetensors": 2 * 10**9, "onnx/c.safetensors": 9}
+    shards = {"model-00001-of-2.safetensors": 3 * 10**9, "model-00002-of-2.safetensors": 2 * 10**9}
+    sizes = {"config.json": 7, **shards, "consolidated.safetensors": 5 * 10**9, "onnx/c.safetensors": 9}
     siblings = [SimpleNamespace(rfilename=name, size=count) for name, count in sizes.items()]
     hub = SimpleNamespace(model_info=lambda *_, **__: SimpleNamespace(siblings=siblings))
     constants("outliers.models.source", HfApi=lambda: hub)

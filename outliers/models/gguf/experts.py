@@ -33,9 +33,9 @@ def expert_tensors(model: PreTrainedModel, tensors: Iterable[Tensor]) -> dict[st
         for name, needed in {**kinds, "down_proj": ("down",)}.items():
             for end, suffix in (("weight", ""), ("bias", "_bias")):
                 by_kind = found[layer.number, end]
-                needed = [FUSED] if name == "gate_up_proj" and FUSED in by_kind else needed
-                if by_kind.keys() >= {*needed}:
-                    parts[f"{path}.{name}{suffix}"] = [by_kind[kind] for kind in needed], experts
+                stored = (FUSED,) if name == "gate_up_proj" and FUSED in by_kind else needed
+                if by_kind.keys() >= {*stored}:
+                    parts[f"{path}.{name}{suffix}"] = [by_kind[kind] for kind in stored], experts
     return parts
 
 
