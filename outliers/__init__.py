@@ -117,8 +117,8 @@ sys.modules[__name__].__class__ = _Package
 if {"transformers", "torch"} <= sys.modules.keys():
     importlib.import_module("outliers.plugins.loader")
 
-# `python -m outliers.NAME` imports this package first, then looks for NAME, and of a mistyped NAME says only that it is
-# missing. Until it is found, the first argument is "-m".
+# Python imports this package before it looks for the module of a command, and of a mistyped name says only that it is
+# missing. Until the module is found, the first argument is "-m".
 if sys.argv[:1] == ["-m"]:
     for _named in filter(None, (re.fullmatch(r"(?:-m)?outliers\.(\w+)", argument) for argument in sys.orig_argv)):
         if importlib.util.find_spec(f"outliers.{_named[1]}") is None:
