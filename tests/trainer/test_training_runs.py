@@ -237,6 +237,7 @@ def train(folder, monkeypatch, capsys):
     return typed
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # as Python does outside of tests
 @pytest.mark.nightly("outliers/trainer/", "outliers/commands/training.py", "outliers/subjects/training_run.py")
 def test_a_training_experiment_from_the_command_line(train, folder, constants, calls_of, caplog):
     steps = []
@@ -246,7 +247,7 @@ def test_a_training_experiment_from_the_command_line(train, folder, constants, c
     code, out, err = train("tiny.yaml")
     assert (code, err) == (0, ""), "no bars of a library"
     assert "FFN, linear" in out and "trained once" not in out
-    assert sum(*(count for line, (count,) in steps if line.endswith("training: "))) == 4 * 6
+    assert sum(count for line, (count,) in steps if line.endswith("training: ")) == 4 * 6
     names = ["as it is, seed 0", "FFN, linear, seed 1"]
     assert {line for line, _ in steps} >= {f"{name}, training: " for name in names}
     results = folder / "results" / "tiny"
