@@ -30,6 +30,7 @@ from outliers.models.anatomy import (
     stack_module,
 )
 from outliers.models.anatomy.experts import ExpertProjection, settle
+from outliers.models.anatomy.trust import trust_copy
 from outliers.models.anatomy.weights import device_of, shared_in_copies
 from outliers.models.attention import attentions, eager
 from outliers.models.hooks import check_hooks, hand_over_hooks
@@ -119,6 +120,7 @@ def quantize(
     }
     copied = copy.deepcopy(model, memo)
     settle(copied)
+    trust_copy(model, copied)
     if draw := getattr(model, "draw", 0):
         for layer in quantized_layers(copied):
             layer.draw = draw

@@ -273,6 +273,12 @@ def test_a_model_made_in_inference_mode_is_quantized_as_any_other(blocks):
     assert perplexity(quantize(model, "absmax"), blocks) == named
 
 
+def test_what_is_checked_of_a_model_is_not_checked_again_of_its_copies(blocks, calls_of):
+    calls = calls_of("outliers.models.anatomy.trust._check")
+    perplexities(make_model("gpt2"), blocks, ["fp32", "absmax", "llm.int8"])
+    assert len(calls) == 1
+
+
 def pruned():
     """A model whose first feed-forward block has fewer units than its configuration says."""
     model = make_model("llama")

@@ -56,6 +56,12 @@ def check_found(model: PreTrainedModel) -> None:
                 _checked[model] = _check(model)
 
 
+def trust_copy(model: PreTrainedModel, copied: PreTrainedModel) -> None:
+    """Take a copy of a model with other projections for checked if the model is: it has the same layers and calls."""
+    if model in _checked:
+        _checked[copied] = _checked[model]
+
+
 def check_sums(model: PreTrainedModel) -> None:
     """Raise UserError if a layer changes the residual stream by more than the sum of the outputs of its attention and
     feed-forward projections."""
