@@ -411,9 +411,8 @@ def _experts_of(paths: Mapping[nn.Module, str], layers: Collection[str]) -> list
         matrices = [shape for shape in shapes if len(shape) == 3 and shape[0] > 1]
         lists = [name for name, child in module.named_children() if isinstance(child, nn.ModuleList) and len(child)]
         is_expert_list = isinstance(module, (nn.ModuleList, nn.ModuleDict)) and "Experts" in type(module).__name__
-        is_named_experts = (
-            "expert" in f"{path} {type(module).__name__}".lower()
-        )  # a recurrence may have a matrix for each head
+        # a recurrence may have a matrix for each head, too
+        is_named_experts = "expert" in f"{path} {type(module).__name__}".lower()
         holds = (is_named_experts and len(matrices) >= 2) or is_expert_list or any("experts" in name for name in lists)
         if holds and not any(path.startswith(f"{other}.") for other in found):
             found.append(path)
