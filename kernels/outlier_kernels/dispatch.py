@@ -231,7 +231,10 @@ def _multiply(
     arithmetic: str,
     exact: Exact | None = None,
 ) -> torch.Tensor:
-    """Compute a layer by the first backend that serves it, or by the reference if the arithmetic is not exact."""
+    """Compute a layer by the first backend that serves it.
+
+    The arithmetic of another library, such as bitsandbytes, has the reference alone.
+    """
     if not len(hidden_states):  # no tokens have no extremes
         return hidden_states.new_empty(0, shape_of(weight)[0])
     layer = reference.LINEAR[arithmetic]

@@ -134,6 +134,7 @@ class Quantizer:
     symmetric: bool = True
 
     def __str__(self) -> str:
+        """Return the text that `Quantizer.read` parses."""
         return f"{self.format} {self.granularity} {'absmax' if self.symmetric else 'zeropoint'}"
 
     @classmethod

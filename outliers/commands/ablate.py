@@ -80,7 +80,7 @@ class Ablation(Experiment):
     )
 
     @property
-    def all_schemes(self) -> list[Scheme | str]:
+    def requested_schemes(self) -> list[Scheme | str]:
         return [self.scheme]
 
     @property

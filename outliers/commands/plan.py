@@ -81,7 +81,7 @@ class Planning(Experiment):
     )
 
     @property
-    def all_schemes(self) -> list[Scheme | str]:
+    def requested_schemes(self) -> list[Scheme | str]:
         return [self.scheme]
 
     def plans(self) -> list[cell.CellPlan]:

@@ -76,7 +76,7 @@ class Training(Experiment):
         return fields | {"runs": runs}
 
     @property
-    def all_schemes(self) -> list:
+    def requested_schemes(self) -> list:
         return []  # alpha is for outlier features, too
 
     def check(self) -> None:

@@ -216,14 +216,16 @@ class Experiment(Checked):
         return self.alpha if "alpha" in self.model_fields_set else None
 
     @property
-    def all_schemes(self) -> list[Scheme | str]:
-        """The schemes that the fields name; empty if there is none."""
+    def requested_schemes(self) -> list[Scheme | str]:
+        """The schemes in the fields of this experiment, whichever fields it has; empty if there is none."""
         return self.schemes
 
     @property
     def quantized(self) -> list[Quantized]:
         """Our own schemes as variants, ordered so that those that share weight codes are adjacent."""
-        schemes = by_weights(get_scheme(scheme, self.alpha_of_schemes) for scheme in self.all_schemes if scheme != PEER)
+        schemes = by_weights(
+            get_scheme(scheme, self.alpha_of_schemes) for scheme in self.requested_schemes if scheme != PEER
+        )
         return [Quantized(scheme, tuple(self.skip)) for scheme in schemes]
 
     @property

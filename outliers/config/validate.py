@@ -20,7 +20,7 @@ def _acting(acts: Callable[[Scheme], bool]) -> Callable[[Experiment], bool]:
     """Return a function that tells whether an option affects a scheme of an experiment, or might affect a variant."""
 
     def acting(experiment: Experiment) -> bool:
-        schemes = experiment.all_schemes
+        schemes = experiment.requested_schemes
         return not schemes or any(scheme == PEER or acts(scheme) for scheme in schemes)
 
     return acting

@@ -13,15 +13,15 @@ from outliers.show import units
 from outliers.variants.draw import value_over_draws
 
 
-class Right(NamedTuple):
+class AccuracySums(NamedTuple):
     """The summed cross-entropy of a block in nats, and its numbers of correct and of all predictions."""
 
     total: float
-    right: int
+    correct: int
     predicted: int
 
 
-class RightReader(LossReader):
+class AccuracyReader(LossReader):
     """A reader of the loss that also counts targets with the largest logit."""
 
     def __init__(self, model: PreTrainedModel, block: Block, targets: torch.Tensor):
@@ -35,14 +35,14 @@ class RightReader(LossReader):
         self.token = torch.where(largest > self.largest, token + start, self.token)
         self.largest = torch.maximum(largest, self.largest)
 
-    def result(self) -> Right:
+    def result(self) -> AccuracySums:
         (loss,) = finite_losses([super().result()])
         if not loss.tokens:
             raise UserError("pictures without a class have no accuracy; give them by class, or measure the agreement")
-        return Right(loss.total, int((self.token == self.targets).sum()), loss.tokens)
+        return AccuracySums(loss.total, int((self.token == self.targets).sum()), loss.tokens)
 
 
-def _values(draws: list[list[Right]]) -> list[dict]:
+def _values(draws: list[list[AccuracySums]]) -> list[dict]:
     sums = [[sum(counts) for counts in zip(*blocks, strict=True)] for blocks in draws]
     right, loss = (
         units.fields([(block[part], block.predicted) for block in blocks] for blocks in draws) for part in (1, 0)
@@ -58,4 +58,4 @@ def _values(draws: list[list[Right]]) -> list[dict]:
     ]
 
 
-COMPUTATION = LogitsComputation(RightReader, _values)
+COMPUTATION = LogitsComputation(AccuracyReader, _values)

@@ -41,6 +41,7 @@ class ContinuationMeasurement(CellMeasurement):
     def measure_cell(
         self, _model_cache: ModelCache, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
     ) -> list[int]:
+        """Return the token ids that continue the first block."""
         prompt = read_ids(next(iter(blocks)))[: _prompt_length(cell)]
         with under(model, variant) as (changed, _):
             return continued(changed, prompt, cell.metric.tokens)

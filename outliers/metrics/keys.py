@@ -134,10 +134,10 @@ class Channels:
     def _of(self, key: StateKey, count: int) -> Iterator[dict]:
         layer, role, side = key
         place = {"layer": layer, "role": role, "side": side}
-        for record in (self._layer(key), *self._heads(key), *self._channels(key, count)):
+        for record in (self._layer_record(key), *self._head_records(key), *self._channel_records(key, count)):
             yield record | place
 
-    def _layer(self, key: StateKey) -> dict:
+    def _layer_record(self, key: StateKey) -> dict:
         sums, bias = self.sums[key], self._bias(key)
         share = {} if bias is None else _of_bias(bias.norm(), sums.mean_squares.sum())
         return {
@@ -147,7 +147,7 @@ class Channels:
             **share,
         }
 
-    def _heads(self, key: StateKey) -> Iterator[dict]:
+    def _head_records(self, key: StateKey) -> Iterator[dict]:
         sums = self.sums[key]
         for head, magnitudes in enumerate(sums.magnitudes):
             place = {"head": head, "channel": int(magnitudes.argmax())}
@@ -155,7 +155,7 @@ class Channels:
             value = float_digits(magnitudes.max())
             yield {"metric": "keys.head", "value": value, **_median(sums, head), **place, **listed}
 
-    def _channels(self, key: StateKey, count: int) -> Iterator[dict]:
+    def _channel_records(self, key: StateKey, count: int) -> Iterator[dict]:
         sums, bias = self.sums[key], self._bias(key)
         for at in sums.first(count):
             head, channel = at

@@ -541,7 +541,7 @@ class _OriginObserver:
             self.add((layer, f"{side} {path}"), state.flatten(0, -2)[:, self.columns].float())
 
     def add(self, key: SumKey, x: torch.Tensor) -> None:
-        """Add columns (T, n) of this sequence to the sums."""
+        """Add the values (T, n) of n features or neurons in this sequence to the `ColumnSums` of a key."""
         masks, ids = self.masks.to(x.device), self.ids.to(x.device)
         _join(self.sums, key, ColumnSums.of(x, masks, ids, torch.arange(len(x), device=x.device)))
 

@@ -174,10 +174,10 @@ def input_hooks(projections: Iterable[Projection], visit: Visit) -> AbstractCont
 
 def _is_same(x: torch.Tensor, other: torch.Tensor | None) -> bool:
     """Return whether two tensors are the same, or views of the same entries in the same order."""
-    return x is other or (other is not None and _entries(x) == _entries(other))
+    return x is other or (other is not None and _memory_layout(x) == _memory_layout(other))
 
 
-def _entries(x: torch.Tensor) -> tuple:
+def _memory_layout(x: torch.Tensor) -> tuple:
     return x.untyped_storage()._cdata, x.storage_offset(), x.numel(), x.stride(-1), x.shape[-1], x.dtype
 
 

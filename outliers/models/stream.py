@@ -205,11 +205,12 @@ class Stream:
         """Hash tensors in threads during this context, in which they must not change; a tensor that is None is read for
         it."""
         with ThreadPoolExecutor(HASHING) as pool:
-            lines = pool.map(lambda named_tensor: self._line(*named_tensor), tensors)
+            lines = pool.map(lambda named_tensor: self._hash_line(*named_tensor), tensors)
             yield
             self.lines += lines
 
-    def _line(self, name: str, tensor: torch.Tensor | None) -> str:
+    def _hash_line(self, name: str, tensor: torch.Tensor | None) -> str:
+        """Return the line of a tensor in the hash of weights; a tensor that is None is read from its file."""
         if tensor is not None:
             return line_of(name, tensor)
         lazy, dtype = self.stored[name], self.dtypes[name]

@@ -138,6 +138,7 @@ class Pretrained(Subject):
             check_scheme(self.config, scheme, *places)
 
     def check_calibration(self, variant: "Variant") -> None:
+        """Raise UserError, because the subject has no text from which a scheme could be calibrated."""
         raise UserError(
             f"'{variant.name}' needs the magnitudes of the inputs, and nothing is calibrated here; expected one "
             "that need not know"
@@ -178,7 +179,10 @@ class Causal(Pretrained):
 
     @functools.cached_property
     def _text(self) -> "Cut | Examples | torch.Tensor":
-        """The text as the model's family reads it, for all mask seeds one after the other."""
+        """The text as the model's family reads it: a `Cut` of causal models, `Examples` of others, else token ids.
+
+        Of masked models the same text comes once for each seed of the masks.
+        """
         from outliers.models.anatomy.examples import Examples
         from outliers.text.blocks import Cut
 
@@ -326,6 +330,7 @@ class Causal(Pretrained):
             )
 
     def check_calibration(self, variant: "Variant") -> None:
+        """Raise UserError if there is no text for calibration, or too little of it."""
         _ = self.calibration
 
     def provenance(self, model_cache: "ModelCache", cell: Cell) -> dict:

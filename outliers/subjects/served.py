@@ -45,6 +45,7 @@ class Served(Causal):
         super().check(cells)
 
     def check_calibration(self, variant: "Variant") -> None:
+        """Raise UserError as `Pretrained`: nothing is calibrated, for the text is that of prompts."""
         Pretrained.check_calibration(self, variant)
 
     @contextmanager

@@ -43,12 +43,12 @@ class TrainingRun(Subject):
     @property
     def blocks(self) -> "torch.Tensor":
         """Held-out token ids to measure on, int64 (blocks, T)."""
-        return self._read[0]
+        return self._held_out_text_and_digest[0]
 
     @property
     def trained_on(self) -> str:
         """Hash of the training text, in its order."""
-        return self._read[1]
+        return self._held_out_text_and_digest[1]
 
     @property
     def folder(self) -> Path:
@@ -61,7 +61,7 @@ class TrainingRun(Subject):
 
         check_machine(self.experiment)
         self.experiment.check()
-        _ = self._read
+        _ = self._held_out_text_and_digest
 
     def provenance(self, _model_cache: "ModelCache", _cell: Cell) -> dict:
         """Return the hashes of the training text and of the text that is measured on."""
@@ -86,7 +86,8 @@ class TrainingRun(Subject):
         return np.random.default_rng(self.seed).permutation(blocks)
 
     @functools.cached_property
-    def _read(self) -> "tuple[torch.Tensor, str]":
+    def _held_out_text_and_digest(self) -> "tuple[torch.Tensor, str]":
+        """The token ids of the held-out text (blocks, T), and a hash of the training text."""
         from outliers.text.blocks import load_text
 
         experiment = self.experiment

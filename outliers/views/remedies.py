@@ -272,7 +272,7 @@ def remedy_costs(
     cost_axis(panels[0], [*(100 * point.cost.mean for point in measured), *REMEDIES["increase"]])
     handles = labelled_artists(panels)
     entries = [handles[style["label"]] for style in styles.values() if style["label"] in handles]
-    legend(ax, axes, [*entries, *explained(bars=_bars(measured))], "right upper")
+    legend(ax, axes, [*entries, *explained(bars=_meaning_of_bars(measured))], "right upper")
     return panels
 
 
@@ -312,7 +312,7 @@ def frontier(
     entries = [entry(**styles[remedy]) for remedy in dict.fromkeys(point.remedy for point in drawn)]
     grid = [entry(GRID, marker="o", fillstyle="none")] if any(point.on_grid for point in drawn) else []
     line = [entry("frontier", linestyle="-", color=LINE)]
-    legend(ax, panels[-1], [*entries, *line, *grid, *explained(bars=_bars(drawn))], "right upper")
+    legend(ax, panels[-1], [*entries, *line, *grid, *explained(bars=_meaning_of_bars(drawn))], "right upper")
     panels[0].figure.draw_without_rendering()  # computes the layout, which labels need
     for axes, kind in zip(panels, chosen_kinds, strict=True):
         _name_formats(axes, [point for point in drawn if point.kind == kind])
@@ -327,7 +327,7 @@ def _points_of(rows: RowsOrFrame, model: str | None) -> list[RemedyPoint]:
     return [point for point in measured if point.model in names]
 
 
-def _bars(points: Sequence[RemedyPoint]) -> str:
+def _meaning_of_bars(points: Sequence[RemedyPoint]) -> str:
     return SCATTER if any(point.cost.deviation is not None for point in points) else ""
 
 

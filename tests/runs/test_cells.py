@@ -280,19 +280,19 @@ def example(of: str) -> str:
 
 
 def test_a_metric_is_a_record(monkeypatch, tmp_path):
-    module = tmp_path / "foreseen.py"
-    module.write_text(example("class Foreseen").partition("\n\nfields =")[0])
-    first = "import foreseen, outliers.commands.measure"
+    module = tmp_path / "hits.py"
+    module.write_text(example("class Hits").partition("\n\nfields =")[0])
+    first = "import hits, outliers.commands.measure"
     subprocess.run([sys.executable, "-c", first], check=True, cwd=tmp_path)  # nothing that it imports imports it
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(records, "Foreseen", importlib.import_module("foreseen").Foreseen, raising=False)
-    monkeypatch.setitem(METRICS, "foreseen", records.metrics()["foreseen"])
-    monkeypatch.delitem(sys.modules, "foreseen")
-    spec = Cells(metrics=["foreseen"], **SMALL)
+    monkeypatch.setattr(records, "Hits", importlib.import_module("hits").Hits, raising=False)
+    monkeypatch.setitem(METRICS, "hits", records.metrics()["hits"])
+    monkeypatch.delitem(sys.modules, "hits")
+    spec = Cells(metrics=["hits"], **SMALL)
     section = measured_section(run(spec, tmp_path), Context(spec, tmp_path))
-    assert [table.name for table in section.tables] == ["measured", "foreseen"]
-    assert [drawing.name for drawing in section.drawings] == ["foreseen_bars"]
-    assert [finding.text for finding in section.findings] == ["Most tokens are foreseen under fp32."]
+    assert [table.name for table in section.tables] == ["measured", "hits"]
+    assert [drawing.name for drawing in section.drawings] == ["hits_bars"]
+    assert [finding.text for finding in section.findings] == ["Most tokens are predicted under fp32."]
     (explorer,) = section.explorers
     assert explorer.content["maps"][0]["values"].shape == (SMALL["block"] - 1, 1)
 

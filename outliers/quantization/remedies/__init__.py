@@ -280,7 +280,7 @@ class Remedy(NamedTuple):
         return self.own or REMEDIES[self.name]
 
     def call(self, action: str, *given, **named) -> Any:
-        """Call the function of an action, see `RemedyKind`."""
+        """Call the function that a field of `RemedyKind`, such as "fit", names, with these arguments."""
         return _find(getattr(self.kind, action))(*given, **named)
 
     def fit(self, weight: "torch.Tensor", magnitudes: InputMagnitudes) -> "torch.Tensor":

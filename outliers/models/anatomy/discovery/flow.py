@@ -313,6 +313,7 @@ class RecordedPass:
             self.norms.setdefault(path, (flow.history(tensors[0]), NOTHING))
 
     def _enter_layer(self, path: str, tensors: list[torch.Tensor]) -> None:
+        """Record the width, order and history of the hidden states among the inputs of a layer; they begin a stream."""
         states = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.ndim >= 3]
         if not states:
             return
