@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from outliers.terminal.progress import Progress
 
 OF_ONE_MODEL = ("trace", "ablate", "origins", "damage")  # experiments whose folder holds results of one model only
+NOT_MEASURED = {"failed": "not measured yet"}
 logger = logging.getLogger(__name__)
 
 
@@ -119,14 +120,21 @@ def prepared_plans(experiment: Experiment) -> list[CellPlan]:
     """Return the plans of an experiment whose packages are installed, with prepared subjects.
 
     Mistakes in the plans show here, before a folder is made.
+
+    Raises:
+        UserError: no plan is left, because all compare with a library that is not installed; or as `Subject.prepare`.
     """
-    plans = []
+    plans, left_out = [], []
     for plan in experiment.plans():
         if plan.package is None or importlib.util.find_spec(plan.package):
             plan.subject.prepare()
             plans.append(plan)
         else:
-            logger.info(f"{plan.package} is not installed (pip install 'outliers[peers]'); this run goes on without it")
+            left_out.append(f"{plan.package} is not installed (pip install 'outliers[peers]')")
+    if not plans:
+        raise UserError(f"{left_out[0]}, and nothing else is measured; install it, or name other schemes")
+    for reason in left_out:
+        logger.info(f"{reason}; this run goes on without it")
     return plans
 
 
@@ -206,9 +214,9 @@ def rows_of(experiment: Experiment, find: Callable[[dict], list[Row]]) -> list[R
     find: returns the rows of a request, see `outliers.runs.rows.index`.
 
     Cells are matched by request and labels. If several rows have the same request, measured with other weights or code,
-    the last one counts, preferably one that was measured for this experiment. If rows of a stage are missing, later
-    stages are unknown and left out; if a later stage has no rows at all, the earlier stages of its plan are left out
-    too.
+    the last one counts, preferably one that was measured for this experiment. If an interrupted run left some rows of a
+    stage, failed rows stand for its other cells, and later stages are unknown and left out; if a later stage has no
+    rows at all, the earlier stages of its plan are left out too.
     """
     command = experiment.command or experiment.name
     rows_in_order = []
@@ -222,7 +230,11 @@ def rows_of(experiment: Experiment, find: Callable[[dict], list[Row]]) -> list[R
                 needs = {*cell.subject.needs, *cell.metric.needs}  # fields that views need, which old rows may lack
                 whole = last and all(needs <= {*last.provenance, *value} for value in last.values)
                 stage_rows.append(last if whole else None)
-            rows_of_plan = [*rows_of_plan, *filter(None, stage_rows)] if any(stage_rows) else []
+            known = [
+                row or Row(cell.request, cell.labels, [], NOT_MEASURED)
+                for cell, row in zip(cells, stage_rows, strict=True)
+            ]
+            rows_of_plan = [*rows_of_plan, *known] if any(stage_rows) else []
             try:
                 cells = following(plan.stages, stage_rows) if all(stage_rows) else []
             except UserError:  # no later stage follows from these rows

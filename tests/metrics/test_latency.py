@@ -228,6 +228,12 @@ def test_bitsandbytes_is_timed_beside_our_schemes(tmp_path, caplog, monkeypatch,
     assert "goes on without it" in caplog.text
 
 
+def test_bitsandbytes_alone_is_refused_where_it_is_not_installed(tmp_path, lacking):
+    lacking("importlib.util.find_spec")
+    with pytest.raises(UserError, match=r"'outliers\[peers\]'\), and nothing else is measured"):
+        run(Latency(**SMALL | {"models": ["pocket/gpt2-0.1m"], "schemes": ["bitsandbytes"]}), tmp_path)
+
+
 def test_ways_are_one_product():
     """All but the bare product of codes are the exact layer up to rounding, and so are the outlier features in it."""
     named = ways(32, 64, 48, CPU, torch.bfloat16)

@@ -1,6 +1,7 @@
 """Single weights that carry a model: planted ones are found, others are not claimed; their controls."""
 
 import re
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -16,6 +17,7 @@ from outliers.metrics.records import Candidates
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.quantization.linear import stored_weight
 from outliers.runs.loaded import measured
+from outliers.runs.run import show, stored_rows
 from outliers.runs.stages.super_weights import CONTROLLED, compared, scalings, super_weight_stages, treatments
 from outliers.subjects.given import Given
 from outliers.variants.massive import Massive
@@ -250,8 +252,8 @@ def test_what_both_parts_of_an_account_search_counts_once():
 
 
 @pytest.fixture(scope="module")
-def planted(tmp_path_factory) -> tuple[str, list[dict]]:
-    """A model with a massive activation that one weight writes, and the rows of its whole account."""
+def planted(tmp_path_factory) -> tuple[Account, Path, list[dict]]:
+    """The account of a model with a massive activation that one weight writes, its folder, and its rows."""
     place = tmp_path_factory.mktemp("planted")
     model = with_super_weight("gemma", 0)
     with torch.no_grad():
@@ -260,11 +262,22 @@ def planted(tmp_path_factory) -> tuple[str, list[dict]]:
     make_tokenizer().save_pretrained(place / "model")
     text = written_by(model, 0).tolist()
     spec = Account(model=str(place / "model"), text=text, block=32, blocks=2, controls=2)
-    return str(place), run(spec, place / "rows")
+    return spec, place / "rows", run(spec, place / "rows")
+
+
+def test_an_interrupted_account_is_drawn_without_what_is_missing(planted, tmp_path):
+    spec, folder, _ = planted
+    lines = (folder / "rows.jsonl").read_text().splitlines(keepends=True)
+    without = [line for line in lines if '"name":"agreement"' not in line.replace(" ", "")]
+    first = next(line for line in lines if line not in without)
+    (tmp_path / "rows.jsonl").write_text("".join([*without, first]))
+    section = show(spec, tmp_path, stored_rows(spec, tmp_path))
+    assert "parts" in [table.name for table in section.tables]
+    assert "(agreement): not measured yet" in section.notes[-1]
 
 
 def test_massive_activations_without_what_makes_them(planted):
-    _, rows = planted
+    *_, rows = planted
     becomes = becomes_of(rows).set_index("removed")
     assert becomes.index.tolist() == ["nothing", "weight", "neuron", "activation", "feature", "position"]
     assert (becomes.loc["nothing", ["feature", "layer"]] == [OUTPUT, LAYER]).all()
@@ -277,7 +290,7 @@ def test_massive_activations_without_what_makes_them(planted):
 
 
 def test_the_whole_account(planted):
-    _, rows = planted
+    *_, rows = planted
     section = account_section(rows)
     names = ["parts", "writers", "gates", "readers", "heads", "super_weights", "scaled", "massive", "sinks", "keys"]
     assert [table.name for table in section.tables] == names
