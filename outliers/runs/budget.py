@@ -126,16 +126,17 @@ def preview(runs: Sequence[tuple[Sequence[CellPlan], Path]]) -> str:
         f"{finished} of {len(cells)} cells{' that come first' if more else ''} have rows.",
     ]
     if model_runs:  # of models, whose passes have sizes
+        device = model_runs[0].device
         steps = zip(plans, map(planner.estimated_steps, plans, stages), strict=True)
-        pace = _pace(find_device(model_runs[0].device), DTYPES[model_runs[0].dtype])
+        pace = _pace(find_device(device), DTYPES[model_runs[0].dtype])
         seconds = len(runs) * RENDERING.seconds + pace * sum(
             _products(plan.subject, of_plan) for plan, of_plan in steps
         )
         lines.append(f"All of it takes about {durations(seconds / UNSURE, UNSURE * seconds)} at the present load.")
-        room, most = room_of(model_runs[0].device), {}
+        room, most = room_of(device), {}
         for need in (need_of(model_run, room) for model_run in model_runs):
             most[need.model] = max(need, most.get(need.model, need), key=lambda need: need.memory)
-        lines += [_memory(need, room) for need in most.values()]
+        lines += [_memory(need, room, device) for need in most.values()]
     return "\n".join(lines)
 
 
@@ -171,9 +172,9 @@ def _pace(device: torch.device, dtype: torch.dtype) -> float:
     return SLOWER * (time.perf_counter() - begin) / (count * math.prod(PRODUCT))
 
 
-def _memory(need: Need, room: FreeBytes) -> str:
+def _memory(need: Need, room: FreeBytes, device: str) -> str:
     kind = "GPU memory" if room.gpus else "memory"
-    free = f"{size(room.gpus or room.memory)} are free"
+    free = f"{size(room.for_weights(device))} are free"
     host = f", {size(need.host)} of the host's memory" * bool(need.host)
     disk = f", {size(need.disk)} of disk" * bool(need.disk)
     download = f", {size(need.download or 0)} to download" * bool(need.download)

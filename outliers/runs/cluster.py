@@ -210,7 +210,7 @@ class Cluster:
         """Return the resources that a task needs, by Ray's names."""
         needed = self.forecasts.get(task.subject.name)
         if self.device != "cpu":
-            gpus = 1 if self.device == "cuda" else self._gpus(needed)
+            gpus = self._gpus(needed) if self.device == "auto" else 1
             return {"CPU": 1, "GPU": gpus, "memory": needed.host if needed else PROCESS}
         memory = needed.memory if needed else PROCESS
         # Where memory bounds how many tasks run at once, each has its share of the cores.

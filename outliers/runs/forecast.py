@@ -54,6 +54,10 @@ class FreeBytes(NamedTuple):
     gpus: int = 0
     limited: str = ""
 
+    def for_weights(self, device: str) -> int:
+        """Return the free bytes of a device, given as in its option: under "auto" those of all GPUs."""
+        return self.gpus if device == "auto" and self.gpus else self.memory
+
 
 class Need(NamedTuple):
     """Bytes that the run of one model needs.
@@ -238,8 +242,7 @@ def need_of(model_run: ModelRun, room: FreeBytes) -> Need:
 
 def _lack(model_run: ModelRun, needed: Need, room: FreeBytes, share: float) -> str | None:
     """Return a phrase about the first need that exceeds a share of what is free; None if no need does."""
-    kind = "GPU memory" if room.gpus else "memory"
-    memory = room.gpus if model_run.device == "auto" and room.gpus else room.memory
+    kind, memory = "GPU memory" if room.gpus else "memory", room.for_weights(model_run.device)
     amounts = (
         (needed.memory, memory, f"of {kind} in {model_run.dtype}", "" if room.gpus else room.limited),
         (needed.host, room.host, "of the host's memory", room.limited),

@@ -6,6 +6,7 @@ import pytest
 
 from outliers import Cells, UserError, run
 from outliers.runs import budget
+from outliers.runs.forecast import FreeBytes, Need
 from outliers.runs.rows import read_rows
 from tests.typed import SMALL, call
 
@@ -89,3 +90,9 @@ def test_a_dry_run_counts_the_rows_that_are_there(monkeypatch, capsys, tmp_path)
     said = call(monkeypatch, capsys, *SMALL, "--scheme", "llm.int8", "--dry-run", "--out", tmp_path)[1]
     assert "2 of 3 cells have rows." in said
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_a_preview_counts_the_memory_of_the_gpu_that_is_named():
+    need, room = Need(MODEL, 10**6, 0, 0, 0), FreeBytes(memory=10**9, gpus=2 * 10**9)
+    assert "of GPU memory, of which 1.0 GB are free" in budget._memory(need, room, "cuda:1")
+    assert "of GPU memory, of which 2.0 GB are free" in budget._memory(need, room, "auto")
