@@ -16,7 +16,7 @@ from kept import keep, parser
 
 from outliers.metrics.errors import block_errors
 from outliers.metrics.perplexity import perplexity
-from outliers.metrics.places import coded, exchange_losses, exchanges
+from outliers.metrics.places import coded, place_choices, place_losses
 from outliers.models.load import load_model, load_tokenizer
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import SCHEMES, TABLE1, by_weights
@@ -48,7 +48,7 @@ def errors(model, blocks: torch.Tensor) -> None:
 def perplexities(model, blocks: torch.Tensor, scheme: str, field: str) -> None:
     """Compute the perplexity with each role or layer quantized alone, and with all but it."""
     variant = Quantized(SCHEMES[scheme])
-    exchange_losses(coded(quantize(model, variant.scheme)), blocks, variant, exchanges(model, variant, field))
+    place_losses(coded(quantize(model, variant.scheme)), blocks, variant, place_choices(model, variant, field))
 
 
 def seconds(what: Callable, *arguments) -> float:
@@ -68,7 +68,7 @@ def main() -> None:
     calls = {SWEEP: (sweep,), ERRORS: (errors,), EVALUATION: (perplexity,)}
     counts = {EVALUATION: 1}
     for field in ("role", "layer"):
-        counts[f"{field}s"] = len(exchanges(model, Quantized(SCHEMES[arguments.scheme]), field))
+        counts[f"{field}s"] = len(place_choices(model, Quantized(SCHEMES[arguments.scheme]), field))
         calls[f"{field}s"] = perplexities, arguments.scheme, field
     perplexity(model, blocks[:1])
     rounds = [

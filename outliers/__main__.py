@@ -4,7 +4,7 @@ import sys
 from importlib.util import find_spec
 
 import outliers
-from outliers.app import commands, record_of, run
+from outliers.app import commands, entry_of, run
 from outliers.config.files import experiment_files
 from outliers.errors import UserError, unknown_name
 from outliers.models.names import PACKAGED, packaged_file, pocket_models
@@ -15,7 +15,7 @@ def overview() -> None:
     """Print the commands and the models."""
     print(f"outliers {outliers.__version__}: {outliers.__doc__.splitlines()[0]}\n\nCommands, each with --help:\n")
     for name in commands():
-        print(f"  {' '.join(invocation(f'{name:<10}'))} {record_of(name).purpose}")
+        print(f"  {' '.join(invocation(f'{name:<10}'))} {entry_of(name).purpose}")
     print("\nModels by name; others are a hub id, a local folder, or a GGUF file:\n")
     of_pictures = [] if find_spec("sklearn") else pocket_models("pictures")
     for name in pocket_models():

@@ -19,7 +19,7 @@ from outliers.errors import UserError, unknown_name
 from outliers.files import PAGE, writing
 from outliers.models.names import WITH_ADAPTER
 from outliers.terminal import command as terminal
-from outliers.terminal.command import DryRun, Force, Models, Out, import_for_good, invocation, models_of, typed
+from outliers.terminal.command import DryRun, Force, Models, Out, command_line, import_for_good, invocation, models_of
 from outliers.terminal.options import options
 
 NO_OPTIONS = ("name", "shows", "model", "models", "recipe", "runs")  # arguments, or fields for files only
@@ -39,8 +39,8 @@ def commands() -> dict[str, str]:
     return dict(sorted((files | {"report": "outliers.paper.command"}).items()))
 
 
-def record_of(name: str) -> Command:
-    """Return the record of a command."""
+def entry_of(name: str) -> Command:
+    """Return the `Command` that a command's module declares."""
     return importlib.import_module(commands()[name]).COMMAND
 
 
@@ -51,7 +51,7 @@ def run(name: str) -> None:
 
 def command_of(name: str) -> Callable:
     """Return a command as a function with its arguments and options as parameters, and its help as docstring."""
-    record = record_of(name)
+    record = entry_of(name)
     function = _measuring(name, record) if isinstance(record.runs, type) else record.runs
     function.__name__, function.__doc__ = name, record.help
     return function
@@ -73,13 +73,13 @@ def _measuring(name: str, command: Command) -> Callable:
         if redraw is not None:
             _redraw(name, experiment_type, redraw, out, [positional, models, force, *given.values()])
             return
-        places = [positional] if isinstance(positional, str) else positional or []
+        positional = [positional] if isinstance(positional, str) else positional or []
         fields = {field: value for field, value in given.items() if value is not None}
         for field, value in fields.items():
             if isinstance(value, list) and field not in APART:
                 fields[field] = [part for entry in value for part in entry.split(",") if part]
         experiment = command.completed(
-            _specified(name, command, experiment_type, places, models or [], bool(adapter), fields)
+            _specified(name, command, experiment_type, positional, models or [], bool(adapter), fields)
         )
         if dry_run:
             _preview(experiment, out)
@@ -105,8 +105,8 @@ def _specified(
     name: str,
     command: Command,
     experiment_type: type[Experiment],
-    places: list[str],
-    given: list[str],
+    positional: list[str],
+    flagged_models: list[str],
     adapter: bool,
     fields: dict,
 ) -> Experiment:
@@ -114,38 +114,38 @@ def _specified(
 
     Args:
         name: of the command.
-        places: positional arguments: models, perhaps after an experiment.
-        given: models from `--model`; if there are any, the first positional argument is an experiment.
+        positional: arguments: models, perhaps after an experiment.
+        flagged_models: from `--model`; if there are any, the first positional argument is an experiment.
         adapter: whether to merge the adapter beside each model.
         fields: options by field.
     """
     takes_one, takes_several = "model" in experiment_type.model_fields, "models" in experiment_type.model_fields
     example = " ".join([*invocation(name), command.example])
     if not takes_one and not takes_several:
-        if not places:
+        if not positional:
             raise UserError(f"no experiment is named; expected one, such as `{example}`")
-        experiment = specify(places[0], fields, None, experiment_type)
+        experiment = specify(positional[0], fields, None, experiment_type)
 
         from outliers.paper.artefacts import check_shown
 
         check_shown(experiment)
         return experiment
     flags = [experiment_type.model_fields[field].title or field for field, value in fields.items() if value is True]
-    for place in places[1:] if flags else ():  # a missing file after the models was meant as the value of a flag
-        if re.search(r"\.[a-z]+$", place) and not os.path.exists(place):
-            raise UserError(f"--{flags[-1]} takes no value, got '{place}'; --out names the folder of its file")
+    for path in positional[1:] if flags else ():  # a missing file after the models was meant as the value of a flag
+        if re.search(r"\.[a-z]+$", path) and not os.path.exists(path):
+            raise UserError(f"--{flags[-1]} takes no value, got '{path}'; --out names the folder of its file")
     name_of_experiment = None
-    if takes_several and places and (given or is_meant_as_experiment(places[0])):
-        name_of_experiment, *places = places
+    if takes_several and positional and (flagged_models or is_meant_as_experiment(positional[0])):
+        name_of_experiment, *positional = positional
         if not is_experiment(name_of_experiment):
             hint = "or the path of a .yaml file, which the first argument is beside --model"
             raise unknown_name("experiment", name_of_experiment, experiment_files(), hint)
-    models = [f"{model}{WITH_ADAPTER * adapter}" for model in models_of([*places, *given])]
+    models = [f"{model}{WITH_ADAPTER * adapter}" for model in models_of([*positional, *flagged_models])]
     if adapter and not models:
         raise UserError("--adapter merges the adapter beside a model that is named; expected one")
     if takes_one and len(models) > 1:
         raise UserError(f"{name} takes one model, got {len(models)}: {', '.join(models)}; run it once for each model")
-    if not models and (places or given or not (name_of_experiment or command.default)):
+    if not models and (positional or flagged_models or not (name_of_experiment or command.default)):
         raise UserError(f"no model is named; expected {'one' if takes_one else 'some'}, such as `{example}`")
     if takes_one:
         chosen = {"model": models[0]}
@@ -165,7 +165,7 @@ def _measure(name: str, experiment: Experiment, out: Path | None, force: bool) -
     from outliers.runs.free import check_room_for_imports
     from outliers.runs.reprint import output_key, page_request, record_run, reprint, show_page
 
-    folder, key = out or experiment.folder, output_key(validate(experiment), typed(name))
+    folder, key = out or experiment.folder, output_key(validate(experiment), command_line(name))
     if not force and (text := reprint(key, folder)):
         print(text)
         return
@@ -193,10 +193,10 @@ def _measure(name: str, experiment: Experiment, out: Path | None, force: bool) -
             else:
                 section = section_of(resolved(type(experiment).view), rows, Context(experiment, folder))
             show_page(folder, page_request(experiments))
-            text = write(section, folder, typed(name))
+            text = write(section, folder, command_line(name))
     print(text)
     failed = any("failed" in row for row in rows)
-    record_run(folder, experiments, None if failed else key, typed(name), [*files_of(section), PAGE], text)
+    record_run(folder, experiments, None if failed else key, command_line(name), [*files_of(section), PAGE], text)
     check_all_measured(rows)
 
 
@@ -229,4 +229,10 @@ def _redraw(name: str, experiment_type: type[Experiment], folder: Path, out: Pat
     place = out or folder
     with writing(place):
         place.mkdir(parents=True, exist_ok=True)
-    print(write(section_of(resolved(experiment_type.view), rows, Context(experiment_type, folder)), place, typed(name)))
+    print(
+        write(
+            section_of(resolved(experiment_type.view), rows, Context(experiment_type, folder)),
+            place,
+            command_line(name),
+        )
+    )

@@ -63,7 +63,7 @@ SINK = 0.3  # mean attention that a sink receives: Gu et al., 2024, section 3
 
 
 def role_of(state: str) -> str:
-    """Return the role of a hidden state, without the number that several of one layer have: "attn_mid 2"."""
+    """Return the role of a hidden state from its name in rows: "attn_mid" of "attn_mid 2", a layer's second one."""
     return state.partition(" ")[0]
 
 

@@ -141,8 +141,8 @@ def mistake_in(details: Mapping) -> str:
     return f"field '{field}': {expected}, got {shown(details['input'])}"
 
 
-def first_of(names: list, most: int = 3) -> str:
-    """Return the first of many names as a text."""
+def joined_names(names: list, most: int = 3) -> str:
+    """Join names by commas, with "…" in the place of those beyond `most`."""
     return ", ".join(map(str, names[:most])) + (", …" if len(names) > most else "")
 
 

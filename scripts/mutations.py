@@ -317,7 +317,7 @@ MUTATIONS = {
     "outliers/runs/forecast.py": [
         ("SLACK = 2", "SLACK = 1"),
         ("if room.gpus and sum(states) <=", "if room.gpus or sum(states) <="),
-        ("passing = max(passing, needs.logits * tokens * shape.vocabulary)", "passing = passing"),
+        ("passing = max(passing, needs.logit_matrices * tokens * shape.vocabulary)", "passing = passing"),
     ],
     "outliers/runs/callback.py": [
         ("(last or state.global_step % self.every == 0)", "(state.global_step % self.every == 0)")

@@ -27,7 +27,7 @@ from outliers.models.load import load_model
 from outliers.models.names import POCKET
 from outliers.models.pocket.ladder import CONTEXT, LADDER, STEPS, VOCABULARY
 from outliers.show.section import figure_bytes
-from outliers.subjects.causal import Causal
+from outliers.subjects.causal import ModelWithText
 from outliers.subjects.vision import HELD_OUT
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace
@@ -137,7 +137,7 @@ def held_out(folder: Path, c4: Path, objective: str) -> Examples:
     """Return the text or pictures that a rung is measured on, as its family reads them."""
     of_text = {"text": str(c4), "block": CONTEXT, "blocks": BLOCKS}
     settings = {"text": "sample", "blocks": HELD_OUT} if objective == "pictures" else of_text
-    return Causal(str(folder), None, Experiment(name="held-out", **settings)).blocks
+    return ModelWithText(str(folder), None, Experiment(name="held-out", **settings)).blocks
 
 
 def features_of(model: PreTrainedModel, blocks: Examples, stack: str) -> dict:

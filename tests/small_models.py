@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from outliers import SCHEMES, Scheme, Trace, Transform, load_text, load_tokenizer, run
-from outliers.commands.trace import OneModel
-from outliers.metrics.attention import attended
+from outliers.commands.trace import Tracing
+from outliers.metrics.attention import attention_results
 from outliers.metrics.records import Top1
 from outliers.models.anatomy.stack_views import stack_view
 from outliers.models.names import POCKET
@@ -54,7 +54,7 @@ def top1_softmax(model, blocks, interventions=None, variant=AS_IT_IS) -> list[fl
     ablations = [
         change if isinstance(change, Ablated) else Ablated(change) for change in interventions or [Intervention(())]
     ]
-    results = attended(model, blocks, [(ablated, [Top1().computation]) for ablated in ablations], variant)
+    results = attention_results(model, blocks, [(ablated, [Top1().computation]) for ablated in ablations], variant)
     return [by_view[stack_view(model, None).name][1] for (by_view,) in results]
 
 
@@ -128,7 +128,7 @@ def alter_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], obje
     return folder
 
 
-def trace_model(spec: OneModel, out: Path | None = None, force: bool = False) -> tuple[Trace, list[dict]]:
+def trace_model(spec: Tracing, out: Path | None = None, force: bool = False) -> tuple[Trace, list[dict]]:
     """The trace of a model, as a run keeps it, and its rows."""
     rows = run(spec, out, force)
     return Trace.load((Path(out) if out else spec.folder) / "trace"), rows

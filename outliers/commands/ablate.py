@@ -18,7 +18,7 @@ from outliers.models.variant import AS_IT_IS, Variant
 from outliers.quantization.schemes import BASELINE, Scheme, get_scheme, scheme_fields
 from outliers.runs.rows import Row
 from outliers.runs.stages.trace import ablated_in, counted, traced_attention, where
-from outliers.subjects.causal import Causal
+from outliers.subjects.causal import ModelWithText
 from outliers.subjects.cell import Cell, CellPlan, Stages
 from outliers.terminal.progress import with_bar
 from outliers.variants.ablated import WHERE, Ablated, Intervention
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 OF_SCHEME = {"alpha": "scheme_alpha"}  # names in rows for settings of the scheme, if the name is taken
 
 
-class ToAblate(Causal):
+class ToAblate(ModelWithText):
     """A model that is checked together with the features to ablate and the scheme that it is under."""
 
     experiment: "Ablation"
@@ -52,7 +52,7 @@ class ToAblate(Causal):
         experiment = self.experiment
         check_calibrated(experiment.under.scheme, None)
         check_scheme(self.config, experiment.under.scheme, experiment.skip)
-        planned(experiment, self.width, experiment.features or [0])  # [0] stands for outliers not known yet
+        treatments_of(experiment, self.width, experiment.features or [0])  # [0] stands for outliers not known yet
 
 
 class Ablation(Experiment):
@@ -175,7 +175,9 @@ def _stages(subject: ToAblate) -> Stages:
 def _of_stack(subject: ToAblate, count: dict, labels: dict, metrics: Sequence[type], first: bool) -> list[Cell]:
     """Return the cells for the features of a stack, ablated in its layers; first: whether to add the unablated."""
     experiment = subject.experiment
-    treatments = planned(experiment, count["hidden_size"], experiment.features or count["features"], count["features"])
+    treatments = treatments_of(
+        experiment, count["hidden_size"], experiment.features or count["features"], count["features"]
+    )
     treatments = [treatment for treatment in treatments if treatment.features or first]
     # top-1 attention is measured with one layer ablated at a time, in the inputs of queries and keys
     roles = {Top1: WHERE if "stack" in count else experiment.where, Perplexity: experiment.where}
@@ -208,10 +210,10 @@ def _no_outlier(traced: Row, experiment: Ablation) -> NoOutlier:
     )
 
 
-def planned(
+def treatments_of(
     experiment: Ablation, width: int, features: Sequence[int], outliers: Sequence[int] = ()
 ) -> list["Treatment"]:
-    """Return the treatments of an experiment.
+    """Return the sets of features to change and how: none, the given ones, and random controls.
 
     Args:
         width: number of features of the model.
@@ -308,4 +310,4 @@ def ablate(
             raise too_large(record["value"])
         if record.get("stack", view.name) == view.name:
             measurements[record["treatment"]][record["metric"]] = record["value"]
-    return ablations.damages(measurements)
+    return ablations.with_damage(measurements)

@@ -14,7 +14,7 @@ from outliers.errors import UserError, unknown_name
 from outliers.metrics.records import Agreement, Errors, Inputs, Layers, Metric, Perplexity, Places, Weights
 from outliers.quantization.cache_formats import Formats
 from outliers.quantization.schemes import Scheme, get_scheme
-from outliers.subjects.causal import Causal
+from outliers.subjects.causal import ModelWithText
 from outliers.subjects.cell import Cell, CellPlan, Stages, Subject
 from outliers.terminal.progress import with_bar
 from outliers.variants.cached import Cached
@@ -83,7 +83,7 @@ class Damage(Experiment):
                 check_model(name)
 
     def plans(self) -> list[CellPlan]:
-        subject = Causal(self.model, self.revision, self)
+        subject = ModelWithText(self.model, self.revision, self)
         variants: list[Damaging] = [*self.caches, *map(Against, self.against)]
         if not variants or "schemes" in self.model_fields_set:
             variants = [*self.quantized, *variants]
@@ -106,7 +106,7 @@ Examples:
 )
 
 
-def _stages(subject: Causal, variants: Sequence[Damaging], experiment: Damage) -> Stages:
+def _stages(subject: ModelWithText, variants: Sequence[Damaging], experiment: Damage) -> Stages:
     """Yield all cells; cells by stack are a stage of their own, the last one."""
     if experiment.against:
         _check_tokenizers(subject, experiment.against)
@@ -149,7 +149,7 @@ def _cells(
 
     Single places need the damage of the whole model for comparison. Only projections have errors, so a cache has none,
     nor has a scheme that quantizes no projection; only a cache has heads. Another model's weights are compared too, and
-    its layers are exchanged as a whole.
+    each whole layer is replaced by the other model's.
 
     Args:
         chosen: as for `_by_stack`.
@@ -165,12 +165,13 @@ def _cells(
         whole = {"draws": model_draws or draws}
         pairs += [(EXACT, Perplexity(**whole))]
         for variant in variants:
-            metrics = [Perplexity(**whole), Agreement(**whole), *_places(variant, by, draws)]
+            metrics = [Perplexity(**whole), Agreement(**whole), *_place_metrics(variant, by, draws)]
             pairs += [(variant, metric) for metric in metrics]
     return [Cell(subject, variant, metric) for variant, metric in pairs]
 
 
-def _places(variant: Damaging, by: Collection[str], draws: int) -> list[Metric]:
+def _place_metrics(variant: Damaging, by: Collection[str], draws: int) -> list[Metric]:
+    """Return the metrics of the cost of single roles, layers, heads or experts, for the kinds in `by`."""
     fields = ("role", "layer", "head" if "head" in variant.place_kinds else EXPERT)
     instead = {"layer": Layers(draws=draws)} if variant.others else {}
     return [instead.get(field) or Places(by=field, draws=draws) for field in fields if field in by]
@@ -195,7 +196,7 @@ def _check(by: set[str], variants: Sequence[Damaging], chosen: bool) -> None:
             )
 
 
-def _check_tokenizers(subject: Causal, others: Iterable[str]) -> None:
+def _check_tokenizers(subject: ModelWithText, others: Iterable[str]) -> None:
     """Raise UserError if another model's tokenizer gives a token another id than the subject's tokenizer."""
     from outliers.models.load import load_reader, load_tokenizer
 

@@ -8,7 +8,7 @@ from outliers.config.fields import Models, Name, Names
 from outliers.errors import UserError
 from outliers.metrics.records import TraceMetric
 from outliers.runs.stages.trace import PASSES, trace_stages
-from outliers.subjects.causal import Causal
+from outliers.subjects.causal import ModelWithText
 from outliers.subjects.cell import CellPlan
 
 
@@ -42,7 +42,7 @@ class Emergence(Experiment):
         """
         if self.revisions and len(self.models) > 1:
             raise UserError(f"revisions of {len(self.models)} models; expected revisions of one model")
-        subjects = [Causal(name, revision, self) for name, revision in self.checkpoints]
+        subjects = [ModelWithText(name, revision, self) for name, revision in self.checkpoints]
         return [
             CellPlan(subject, trace_stages(subject, TraceMetric(alpha=self.alpha)), passes=lambda: PASSES)
             for subject in subjects

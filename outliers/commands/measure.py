@@ -115,7 +115,7 @@ class Cells(Parameters, Experiment):
         groups: dict[tuple, list[tuple[Variant, Metric]]] = defaultdict(list)
         for variant, metric in product(self.variants, self.parametrized_metrics):
             kind = resolved(metric.subject)
-            groups[kind, variant.name if kind.of_one_variant else None].append((variant, metric))
+            groups[kind, variant.name if kind.has_one_variant else None].append((variant, metric))
         subjects = [
             (kind(name, self.revision, self), pairs) for name in self.models for (kind, _), pairs in groups.items()
         ]

@@ -15,7 +15,7 @@ from outliers.runs.rows import Row
 from outliers.runs.stages.readers import readers_stages
 from outliers.runs.stages.super_weights import massive_stages, weights_stages
 from outliers.runs.stages.trace import counted
-from outliers.subjects.causal import Causal
+from outliers.subjects.causal import ModelWithText
 from outliers.subjects.cell import Cell, CellPlan, Stages
 from outliers.variants.quantized import EXACT
 
@@ -26,21 +26,21 @@ Checked = TypeVar("Checked")
 
 
 class AccountPart(NamedTuple):
-    """A part of the account.
+    """One question of the account of features, such as which weights write them, or which projections read them.
 
-    stages: function that returns the cells for a subject, the features, and the model's outlier features; the first
-    stage raises errors of the features, whatever the outlier features are. passes: how many passes of the blocks
-    take as long, measured with SmolLM2-135M. needs_outliers: whether the outlier features must be known. fits: whether
-    a model of a configuration has this part.
+    stages: function that returns the cells for a subject, the features, and the model's outlier features; invalid
+    features raise an error in its first stage. passes: its duration in passes of all blocks, measured with
+    SmolLM2-135M. needs_outliers: whether the outlier features must be known. fits: whether a model of a configuration
+    has this part.
     """
 
-    stages: Callable[[Causal, Sequence[int], Sequence[int]], Stages]
+    stages: Callable[[ModelWithText, Sequence[int], Sequence[int]], Stages]
     passes: int
     needs_outliers: bool = False
     fits: "Callable[[PretrainedConfig], bool]" = lambda _config: True
 
 
-class ToAccount(Causal):
+class ToAccount(ModelWithText):
     """A model that is checked together with the features to account for."""
 
     experiment: "Account"

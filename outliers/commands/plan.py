@@ -22,7 +22,7 @@ from outliers.runs.stages.plan import (
     plan_stages,
 )
 from outliers.subjects import cell
-from outliers.subjects.causal import Causal
+from outliers.subjects.causal import ModelWithText
 from outliers.terminal.progress import with_bar
 from outliers.variants.quantized import Quantized
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 BY = ("count", "parameters")
 
 
-class ConsecutiveBlocks(Causal):
+class ConsecutiveBlocks(ModelWithText):
     """A model with consecutive blocks of a text; schemes are calibrated on later blocks than any that is measured.
 
     experiment: with the total number of blocks.

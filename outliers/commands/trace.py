@@ -12,7 +12,7 @@ from outliers.subjects.causal import MaybeUnlabelled
 from outliers.subjects.cell import CellPlan
 
 
-class OneModel(Experiment):
+class Tracing(Experiment):
     """A trace of one model."""
 
     takes = (*ON_TEXT, "revision")
@@ -53,5 +53,5 @@ Examples:
 
 `python -m outliers.trace facebook/opt-1.3b --text c4 --block 2048 --device cuda --dtype float16`
 """,
-    OneModel,
+    Tracing,
 )

@@ -53,8 +53,8 @@ def _attention(value: str) -> str:
     return value
 
 
-def _share(attention: str) -> str:
-    """Return int8 attention as a remedy in the name of a scheme; an empty text for 16-bit attention."""
+def _attention_remedy(attention: str) -> str:
+    """Return the suffix of a scheme's name, such as attention=0.05, for int8 attention; an empty text for 16 bits."""
     if attention == ATTENTION_16:
         return ""
     percent = ATTENTION.fullmatch(attention)["percent"]
@@ -183,7 +183,9 @@ class Experiment(Checked):
                         f"transform '{self.transform}' with schemes that quantize nothing; expected one that does"
                     )
                 schemes = [_remedied(scheme, self.transform) if _quantizes(scheme) else scheme for scheme in schemes]
-            schemes = [_remedied(scheme, written) for scheme in schemes for written in map(_share, self.attention)]
+            schemes = [
+                _remedied(scheme, written) for scheme in schemes for written in map(_attention_remedy, self.attention)
+            ]
         self.schemes, self.transform, self.attention = list(dict.fromkeys(schemes)), None, [ATTENTION_16]
         self.router = False
         return self
@@ -229,11 +231,12 @@ class Experiment(Checked):
         return [Quantized(scheme, tuple(self.skip)) for scheme in schemes]
 
     @property
-    def is_fitted(self) -> bool:
+    def has_fitted_blocks(self) -> bool:
+        """Whether the number of blocks was chosen to fit into `minutes`."""
         return self._fitted
 
-    def of_blocks(self, blocks: int) -> Self:
-        """Return a copy with the number of blocks that fits into the minutes."""
+    def with_fitted_blocks(self, blocks: int) -> Self:
+        """Return a copy with a number of blocks, which was found to fit into `minutes`."""
         copy = self.model_copy(update={"blocks": blocks})
         copy._fitted = True
         return copy

@@ -142,7 +142,10 @@ def _shape(value: str) -> str:
 
 
 def whole(most: int, **least: int):
-    """Return the type of a whole number up to a limit, beyond which a run would never end or ask for all memory."""
+    """Return the type of a whole number up to a limit, beyond which a run would never end or ask for all memory.
+
+    least: a bound of pydantic's `Field`, such as `ge=0`; by default `gt=0`.
+    """
     return Annotated[int, BeforeValidator(_number), Field(le=most, **(least or {"gt": 0}))]
 
 

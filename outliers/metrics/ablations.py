@@ -19,10 +19,10 @@ RESAMPLES = 10_000
 
 @dataclass(frozen=True)
 class Treatment:
-    """A measurement of an ablation: which features are removed, and how.
+    """One arm of an ablation: which features are changed, and how.
 
-    subject: "none" (the unchanged model), "outliers" (all given features), "control" (the same number of random other
-    ones), or "single" (one of several given features). draw: number of the control.
+    subject: the set of features: "none" (the unchanged model), "outliers" (all given features), "control" (the same
+    number of random other ones), or "single" (one of several given features). draw: number of the random set.
     """
 
     subject: str
@@ -101,8 +101,8 @@ def _is_in(numbers: range, value: object) -> bool:
     return isinstance(value, Integral) and int(value) in numbers
 
 
-def damages(measurements: list[dict]) -> pd.DataFrame:
-    """Return measurements as a table with the column `damage`; one of them must be of subject "none"."""
+def with_damage(measurements: list[dict]) -> pd.DataFrame:
+    """Return measurements as a table with `damage`, the relative increase of perplexity over that of subject "none"."""
     table = pd.DataFrame(measurements)
     table["damage"] = table["perplexity"] / table.loc[table["subject"] == "none", "perplexity"].item() - 1
     return table

@@ -1,4 +1,7 @@
-"""Metrics of attention probabilities: all metrics of a variant share one pass over the text."""
+"""Metrics of attention probabilities: all metrics of a variant share one pass over the text.
+
+A visit is one layer on one sequence. An attention stack is a decoder, an encoder, or the cross-attention of a decoder.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,7 +29,7 @@ PROBABILITIES = 4  # matrices (heads, T, T) of a layer: scores and probabilities
 
 
 class Visits(NamedTuple):
-    """What a metric of attention computed in a view's layers under some ablations, a visit per layer and sequence.
+    """What a metric of attention computed in the layers of an attention stack under some ablations, by visit.
 
     layers: numbers of the layers, int64 (visits,). queries: numbers of queries of the sequences, float64 (visits,).
     measured: float64 (visits, ablations, …).
@@ -41,8 +44,8 @@ class AttentionComputation(NamedTuple):
     """The computation of a metric of attention probabilities.
 
     measure: reduces the probabilities of a layer, (1, heads, queries, keys), to a float64 tensor, given which keys each
-    query can see, bool (queries, keys), and whether the keys are of another stack. by_ablation: returns the result of
-    each ablation from all visits to a part of the text. values: returns the values of a row from the results of all
+    query can see, bool (queries, keys), and whether it is cross-attention. by_ablation: returns the result of each
+    ablation from all visits of a part of the text. values: returns the values of a row from the results of all
     parts.
     """
 
@@ -52,24 +55,24 @@ class AttentionComputation(NamedTuple):
 
 
 @inference
-def attended(
+def attention_results(
     model: PreTrainedModel,
     blocks: Iterable[torch.Tensor],
-    questions: Sequence[tuple[Ablated, Sequence[AttentionComputation]]],
+    requests: Sequence[tuple[Ablated, Sequence[AttentionComputation]]],
     variant: Variant = AS_IT_IS,
 ) -> list[list[dict[str, Any]]]:
-    """Return, for each ablation and each of its metrics, the results by view of the model.
+    """Return, for each ablation and each of its metrics, the results by attention stack.
 
     An ablation changes one layer at a time; the next layers get the layer's unchanged output. Only the probabilities of
     one layer are held at a time.
 
-    blocks: token ids, int64 (blocks, T), or any iterable of (T,). questions: ablations with the metrics to compute
+    blocks: token ids, int64 (blocks, T), or any iterable of (T,). requests: ablations with the metrics to compute
     under each. variant: a change of the whole model, such as a scheme.
     """
     views = stack_views(model)
     places: dict[str, list] = {name: [] for name in views}  # the layer and the number of queries of each visit
     measured: dict[str, dict[AttentionComputation, list[torch.Tensor]]] = {
-        name: {computation: [] for _, computations in questions for computation in computations} for name in views
+        name: {computation: [] for _, computations in requests for computation in computations} for name in views
     }
 
     def visit(
@@ -82,10 +85,10 @@ def attended(
     ) -> None:
         name = next(view.name for view in views.values() if view.cross is cross and layer in view.layers)
         in_layer: dict[AttentionComputation, list[torch.Tensor]] = {computation: [] for computation in measured[name]}
-        unmoved = cache(partial(_measure, probabilities, visible, cross))
-        for ablated, computations in questions:
-            measure = unmoved
-            if _moves(ablated):
+        unchanged = cache(partial(_measure, probabilities, visible, cross))
+        for ablated, computations in requests:
+            measure = unchanged
+            if _changes_probabilities(ablated):
                 with ablated.on(model, layer):
                     measure = partial(_measure, recompute(), visible, cross)
             for computation in computations:
@@ -96,17 +99,17 @@ def attended(
 
     with eager(model):
         watched_pass(model, blocks, partial(_hooks, visit), variant)
-    results = {name: _by_ablation(places[name], view) for name, view in measured.items()}
+    results = {name: _results_by_ablation(places[name], view) for name, view in measured.items()}
     return [
         [{name: next(view[computation]) for name, view in results.items()} for computation in computations]
-        for _, computations in questions
+        for _, computations in requests
     ]
 
 
-def _by_ablation(
-    places: list[tuple[int, int]], measured: dict[AttentionComputation, list[torch.Tensor]]
+def _results_by_ablation(
+    visited: list[tuple[int, int]], measured: dict[AttentionComputation, list[torch.Tensor]]
 ) -> dict[AttentionComputation, Iterator]:
-    layers, queries = torch.tensor(places).T
+    layers, queries = torch.tensor(visited).T
     return {
         computation: iter(
             computation.by_ablation(Visits(layers, queries.double(), _stacked([visit.cpu() for visit in by_visit])))
@@ -129,8 +132,8 @@ def _measure(
     return computation.measure(probabilities, visible.to(probabilities.device), cross)
 
 
-def _moves(ablated: Ablated) -> bool:
-    """Return whether queries or keys read the change: values alone change no probability."""
+def _changes_probabilities(ablated: Ablated) -> bool:
+    """Return whether queries or keys read the ablated features: values alone change no probability."""
     parts = {part for place in map(Place.read, ablated.where) for part in place.parts}
     return bool(ablated.intervention.features and parts & {"q", "k", "mixer"})
 
@@ -157,29 +160,29 @@ class AttentionMeasurement(Measurement):
             )
 
     def shared(self, cell: Cell) -> str:
-        return _parted(cell.variant)[0].name
+        return _split_ablation(cell.variant)[0].name
 
     def memory_needs(self, cells: Sequence[Cell]) -> MemoryNeeds:
-        return super().memory_needs(cells)._replace(attention=PROBABILITIES, variants=1)
+        return super().memory_needs(cells)._replace(attention_matrices=PROBABILITIES, variant_count=1)
 
     def steps(self, cells: Sequence[Cell]) -> int:
         """Count the blocks, and for every ablation about a third of the time of a pass."""
-        ablations = {_parted(cell.variant)[1].name for cell in cells}
+        ablations = {_split_ablation(cell.variant)[1].name for cell in cells}
         return len(cells[0].subject.blocks) * (1 + len(ablations) // 3)
 
     def measure(self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict) -> list:
         subject = cells[0].subject
         model, variants = loaded(model_cache, subject, [cell.variant for cell in cells], provenance)
-        parted = list(map(_parted, variants))
-        variant = parted[0][0]
-        questions: dict[str, tuple[Ablated, list[AttentionComputation]]] = {}
-        for cell, (_, ablated) in zip(cells, parted, strict=True):
-            questions.setdefault(ablated.name, (ablated, []))[1].append(cell.metric.computation)
+        split = list(map(_split_ablation, variants))
+        variant = split[0][0]
+        requests: dict[str, tuple[Ablated, list[AttentionComputation]]] = {}
+        for cell, (_, ablated) in zip(cells, split, strict=True):
+            requests.setdefault(ablated.name, (ablated, []))[1].append(cell.metric.computation)
         with naming(subject.name, variant.name):
             counted = model_cache.counted(subject.blocks[part], self.steps(cells) // len(subject.blocks))
-            attended_views = attended(model, counted, list(questions.values()), variant)
-        results = {name: iter(views) for name, views in zip(questions, attended_views, strict=True)}
-        return [next(results[ablated.name]) for _, ablated in parted]
+            results_by_ablation = attention_results(model, counted, list(requests.values()), variant)
+        results = {name: iter(views) for name, views in zip(requests, results_by_ablation, strict=True)}
+        return [next(results[ablated.name]) for _, ablated in split]
 
     def values(self, cell: Cell, results: list[dict[str, Any]]) -> list[dict]:
         values_of = cell.metric.computation.values
@@ -187,11 +190,11 @@ class AttentionMeasurement(Measurement):
         return [of_stack(name) | value for name, view_values in values.items() for value in view_values]
 
 
-def _parted(variant: Variant) -> tuple[Variant, Ablated]:
+def _split_ablation(variant: Variant) -> tuple[Variant, Ablated]:
     """Split a variant into the change of the whole model and its last ablation, which changes attention layer by layer.
 
-    An ablation of whole roles changes the input of the q/k/v projection. An ablation of edges that other projections
-    read too is part of the change of the whole model.
+    An ablation of whole roles, such as attn_in, becomes one of the input of the q/k/v projection. An ablation of single
+    projections that is not of q, k and v alone is part of the change of the whole model.
     """
     *others, last = variant.parts
     if last.at_attention is None:

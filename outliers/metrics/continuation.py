@@ -47,7 +47,7 @@ class ContinuationMeasurement(CellMeasurement):
             return continued(changed, prompt, cell.metric.tokens)
 
     def values(self, cell: Cell, results: list[list[int]]) -> list[dict]:
-        (ids,), tokenizer = results, cell.subject.reader
+        (ids,), tokenizer = results, cell.subject.preprocessor
         prompt = read_ids(cell.subject.blocks[0])[: _prompt_length(cell)].tolist()
         texts = {"prompt_text": tokenizer.decode(prompt), "continuation": tokenizer.decode(ids)}
         return [{"metric": "continuation", "value": len(ids), "unit": "tokens", **texts, "continuation_ids": ids}]

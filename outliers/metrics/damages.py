@@ -78,7 +78,7 @@ def _damages(variant: str, rows: list[dict], inputs: list[dict], baseline: Value
         if row["metric"] == "perplexity" and baseline is not None:
             costs["damage", None, None] = value_of(row).increase_over(baseline)
             model |= _with_bars("damage", costs["damage", None, None])
-    places = [_exchange_table(rows, field, baseline, costs) for field in ("role", "layer", "stack", "head", "expert")]
+    places = [_place_table(rows, field, baseline, costs) for field in ("role", "layer", "stack", "head", "expert")]
     return Damages(variant, _error_table(rows, inputs), *places, model, costs)
 
 
@@ -124,8 +124,8 @@ def _decibels(ratio: float) -> float:
     return 10 * math.log10(ratio) if ratio else -math.inf
 
 
-def _exchange_table(rows: list[dict], field: str, baseline: Value | None, costs: dict[tuple, Value]) -> pd.DataFrame:
-    """Return the table of the places of a field, and add their costs to `costs`."""
+def _place_table(rows: list[dict], field: str, baseline: Value | None, costs: dict[tuple, Value]) -> pd.DataFrame:
+    """Return the table of the places of a field, such as "layer", and add their costs by (metric, field, place)."""
     by_place: dict[Any, dict] = {}
     for row in rows:
         name = row["metric"].removeprefix("damage.")

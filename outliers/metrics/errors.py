@@ -177,11 +177,11 @@ class ErrorsMeasurement(Measurement):
     cost = 1.5
 
     def shared(self, cell: Cell) -> str:
-        return _parted(cell)[0].name
+        return _split_scheme(cell)[0].name
 
     def memory_needs(self, cells: Sequence[Cell]) -> MemoryNeeds:
         schemes = (quantized.scheme for cell in cells for quantized in cell.variant.schemes)
-        return MemoryNeeds((stored_bytes(schemes),), others=sum(len(cell.variant.others) for cell in cells))
+        return MemoryNeeds((stored_bytes(schemes),), other_models=sum(len(cell.variant.others) for cell in cells))
 
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(cells) * len(cells[0].subject.blocks)
@@ -191,20 +191,20 @@ class ErrorsMeasurement(Measurement):
     ) -> list[list[dict]]:
         """Return, for each cell and block, the errors by projection, or the largest inputs by layer and role."""
         subject = cells[0].subject
-        without, schemes = _parted(cells[0])[0], [scheme for cell in cells for scheme in _parted(cell)[1]]
+        without, schemes = _split_scheme(cells[0])[0], [scheme for cell in cells for scheme in _split_scheme(cell)[1]]
         model, schemes = loaded(model_cache, subject, schemes, provenance)
         blocks = model_cache.counted(subject.blocks[part], len(cells))
         with naming(subject.name, *(scheme.name for scheme in schemes)):
             errors = block_errors(model, blocks, schemes, without)
         places, numbers = list(projections(model)), iter(range(len(schemes)))
-        return [_of_cell(errors, places, next(numbers) if _parted(cell)[1] else None) for cell in cells]
+        return [_of_cell(errors, places, next(numbers) if _split_scheme(cell)[1] else None) for cell in cells]
 
     def values(self, cell: Cell, results: list[list[dict]]) -> list[dict]:
         blocks = list(chain.from_iterable(results))
-        return _errors(blocks) if _parted(cell)[1] else _largest(blocks)
+        return _errors(blocks) if _split_scheme(cell)[1] else _largest(blocks)
 
 
-def _parted(cell: Cell) -> tuple[Variant, list[Quantized | Against]]:
+def _split_scheme(cell: Cell) -> tuple[Variant, list[Quantized | Against]]:
     """Split a variant into the change under which blocks pass and, for errors, the scheme or model that is measured.
 
     Raises:

@@ -91,10 +91,10 @@ class ChannelSums(NamedTuple):
 class Channels:
     """Statistics of queries, keys and values over a text; statistics of parts of a text can be merged.
 
-    sums: by layer, role and side. changed: layers and roles in which attention does not multiply the projections'
-    outputs as they are. biases: of projections, float64 (heads, head size). inputs: the sum over positions of the input
-    of each layer's key projection, float64 (features,). weights: the weight rows of channels of keys with large outputs
-    of the projection, float64 (features,).
+    sums: by layer, role and side: before or after what attention does to a projection's output, such as the rotary
+    embedding. changed: layers and roles in which attention changes it. biases: of projections, float64 (heads, head
+    size). inputs: the sum over positions of the input of each layer's key projection, float64 (features,). weights: by
+    channel of keys with large outputs of the projection, the row of its weight, float64 (features,).
     """
 
     sums: dict[StateKey, ChannelSums] = field(default_factory=dict)

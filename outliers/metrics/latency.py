@@ -103,11 +103,11 @@ class LatencyMeasurement(Measurement):
         prompts, metric = _prompts(cell), cell.metric
         with cell.subject.under(model_cache, cell.variant, provenance) as model:
             timings = (
-                encoding(model, prompts, metric.repeats, model_cache.bar.advance) if encodes(model.config) else None
+                encoding(model, prompts, metric.repeats, model_cache.bar.set_share) if encodes(model.config) else None
             )
             if generates(model.config):
                 empty = partial(cache, model, cell.variant.cache) if cell.variant.cache else None
-                generated = latency(model, prompts, metric.tokens, metric.repeats, model_cache.bar.advance, empty)
+                generated = latency(model, prompts, metric.tokens, metric.repeats, model_cache.bar.set_share, empty)
                 timings = generated._replace(encodings=timings.encodings) if timings else generated
             return [timings]
 

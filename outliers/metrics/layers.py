@@ -60,7 +60,7 @@ class LayersMeasurement(Measurement):
     def values(self, cell: Cell, results: list[list[dict[int, list[BlockResult]]]]) -> list[dict]:
         values = []
         for layer in results[0][0]:
-            draws = by_draw(([draw[layer] for draw in result] for result in results), cell.subject.seeds)
+            draws = by_draw(([draw[layer] for draw in result] for result in results), cell.subject.seed_count)
             losses, agreements = zip(*([*zip(*draw, strict=True)] for draw in draws), strict=True)
             metrics = [perplexity_value("damage.perplexity", map(list, losses)), *values_of(agreements)]
             values += [{**metric, "metric": f"{metric['metric']}_only", "layer": layer} for metric in metrics]

@@ -41,8 +41,8 @@ class LinearLayerMeasurement(Measurement):
         """Return milliseconds by implementation and round."""
         (cell,), experiment = cells, cells[0].subject.experiment
         device, shape = find_device(experiment.device), _shape(cell)
-        seconds, advance = cell.metric.seconds, model_cache.bar.advance
-        return [milliseconds(ways(*shape, device, DTYPES[experiment.dtype]), device, seconds, advance)]
+        seconds, set_share = cell.metric.seconds, model_cache.bar.set_share
+        return [milliseconds(ways(*shape, device, DTYPES[experiment.dtype]), device, seconds, set_share)]
 
     def values(self, cell: Cell, results: list[dict[str, list[float]]]) -> list[dict]:
         return [value for row in timing_rows(_shape(cell), *results) for value in _tidy(cell.metric.name, row)]
@@ -117,11 +117,11 @@ def milliseconds(
     runs: dict[str, Callable[[], torch.Tensor]],
     device: torch.device,
     seconds: float,
-    advance: Callable[[float], None] = lambda share: None,
+    set_share: Callable[[float], None] = lambda share: None,
 ) -> dict[str, list[float]]:
     """Return the wall times of each function by round; a round times all in turn, after a warm-up.
 
-    There are at least `LEAST_ROUNDS` rounds, and `seconds` of timing. advance: called after each call with the
+    There are at least `LEAST_ROUNDS` rounds, and `seconds` of timing. set_share: called after each call with the
     completed share.
     """
     times = {name: [] for name in runs}
@@ -132,7 +132,7 @@ def milliseconds(
         for name, run in runs.items():
             times[name].append(timed(run, device)[0])
             rounds = sum(map(len, times.values())) / len(runs)
-            advance(min(rounds / LEAST_ROUNDS, (time.perf_counter() - start) / seconds))
+            set_share(min(rounds / LEAST_ROUNDS, (time.perf_counter() - start) / seconds))
     return times
 
 

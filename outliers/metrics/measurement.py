@@ -24,22 +24,23 @@ class MemoryNeeds(NamedTuple):
     """The memory that a measurement needs beside a model's weights, for forecasts.
 
     per_weight: for each variant, of which one is in memory at a time, the bytes that are stored beside each weight of a
-    projection or instead of it, see `stored_bytes`. attention, logits: number of simultaneous matrices (heads, T, T) of
-    a layer and (T, vocabulary). variants, roles: number of variants under which each block passes a streamed model, and
-    of its hidden states that are kept until its last layer. block: tokens of a block, if not those of the experiment;
-    batch: number of blocks in a pass. cached: tokens whose keys and values are kept. others: number of other models in
-    memory. options: options that an error message may suggest to change.
+    projection or instead of it, see `stored_bytes`. attention_matrices, logit_matrices: number of simultaneous matrices
+    (heads, T, T) of a layer, and (T, vocabulary). variant_count: number of variants under which each block passes a
+    streamed model. kept_states: number of a block's hidden states that are kept until the last layer. block: tokens of
+    a block, if not those of the experiment; batch: number of blocks in a pass. cached: tokens whose keys and values are
+    kept. other_models: number of further models in memory. options: options that an error message may suggest to
+    change.
     """
 
     per_weight: tuple[tuple[int, int], ...] = ()
-    attention: int = 0
-    logits: int = 0
-    variants: int = 1
-    roles: int = 0
+    attention_matrices: int = 0
+    logit_matrices: int = 0
+    variant_count: int = 1
+    kept_states: int = 0
     block: int | None = None
     batch: int = 1
     cached: int = 0
-    others: int = 0
+    other_models: int = 0
     options: frozenset[str] = ALL_OPTIONS
 
 
@@ -93,7 +94,9 @@ class Measurement(ABC):
         per_weight = tuple(
             stored_bytes((quantized.scheme for quantized in variant.schemes), drawn) for variant in variants
         )
-        return MemoryNeeds(per_weight, variants=len(variants), others=max(len(variant.others) for variant in variants))
+        return MemoryNeeds(
+            per_weight, variant_count=len(variants), other_models=max(len(variant.others) for variant in variants)
+        )
 
     @abstractmethod
     def measure(self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict) -> list[Any]:
@@ -125,8 +128,8 @@ class CellMeasurement(Measurement):
             return [self.measure_cell(model_cache, cell, model, blocks, variant)]
 
 
-class Reader(Protocol):
-    """A reader of the logits of a block's predictions, which come in parts of the vocabulary.
+class LogitsReader(Protocol):
+    """Reads the logits of a block's predictions, one slice of the vocabulary after the other.
 
     It is made from the model under the variant, the block and the targets (predictions,). compares: whether it also
     reads the logits of the unquantized model.
@@ -163,7 +166,7 @@ class LogitsComputation(NamedTuple):
     values, of_subject: as in `StatesComputation`.
     """
 
-    reader: type[Reader]
+    reader: type[LogitsReader]
     values: Callable[..., list[dict]]
     of_subject: bool = False
 
@@ -187,19 +190,19 @@ def loaded(
         return model, model_cache.knowing(variants, subject)
 
 
-def by_draw(results: Iterable[Iterable[list]], seeds: int) -> list[list]:
+def by_draw(results: Iterable[Iterable[list]], seed_count: int) -> list[list]:
     """Return a list of the results of all blocks for each draw and seed.
 
     results: for each part of the text, the results of its blocks by draw; a text is repeated for each seed.
     """
     draws = (list(chain.from_iterable(parts)) for parts in zip(*results, strict=True))
-    return [of_seed for draw in draws for of_seed in by_seed(draw, seeds)]
+    return [of_seed for draw in draws for of_seed in by_seed(draw, seed_count)]
 
 
-def by_seed(losses: list, seeds: int) -> list[list]:
+def by_seed(losses: list, seed_count: int) -> list[list]:
     """Split the results of all blocks of a text that is repeated for each seed."""
-    blocks = len(losses) // seeds
-    return [losses[blocks * number : blocks * (number + 1)] for number in range(seeds)]
+    blocks = len(losses) // seed_count
+    return [losses[blocks * number : blocks * (number + 1)] for number in range(seed_count)]
 
 
 def bundles_of(cells: list[Cell]) -> Iterable[list[Cell]]:

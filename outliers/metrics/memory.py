@@ -76,7 +76,7 @@ def measure_footprint(config: PretrainedConfig, context: int, batch: int = 1) ->
         UserError: transformers has no such model, or cannot run it on the meta device.
     """
     context = min(context, context_length(config) or context)
-    with without_values(config):
+    with meta_errors(config):
         model = skeleton(config, torch.bfloat16)
         inputs = prompt(model, context, batch)
         cache, activations = measure_pass(model, inputs)
@@ -100,8 +100,8 @@ def measure_footprint(config: PretrainedConfig, context: int, batch: int = 1) ->
 
 
 @contextmanager
-def without_values(config: PretrainedConfig) -> Iterator[None]:
-    """Convert errors of transformers with a model on the meta device to one line."""
+def meta_errors(config: PretrainedConfig) -> Iterator[None]:
+    """Raise errors of transformers with a model on the meta device as a `UserError` of one line."""
     try:
         yield
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:

@@ -141,10 +141,11 @@ class WriterAccount:
 
     features: the requested features; controls: random other features, for comparison. positions: the chosen positions.
     counts: (2 + chosen,) float64, the numbers of positions after the first, at the first, and at the chosen ones. sums:
-    by layer (None before all) and what is summed; columns are features, the requested ones before the controls, or
-    (writers, features): "state", before the layer; the writers of `WRITERS_OF`; "experts", each as a whole; "before
-    NORM" and "behind NORM". The sums of `NEURONS` are of the neurons themselves, one expert after the other;
-    `weights`, (features, neurons), turn them into terms. gains: by layer and norm. names: texts of token ids, if known.
+    by layer (None before all) and by name: "state", before the layer; a kind of writers of `WRITERS_OF`; "experts",
+    each as a whole; "before NORM" and "behind NORM". Their columns are features, the requested ones before the
+    controls, or (writers, features). The sums of `NEURONS` are of the neurons' activations, one expert after the other;
+    their products with `weights`, (features, neurons), are terms. gains: by layer and norm. names: texts of token ids,
+    if known.
     """
 
     features: list[int]

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.criterion import LOG_PERPLEXITY, RESIDUAL
 from outliers.errors import BrokenModel, UserError, not_finite
-from outliers.metrics.measurement import LogitsComputation, Reader, by_seed
+from outliers.metrics.measurement import LogitsComputation, LogitsReader, by_seed
 from outliers.models.anatomy import family_of, state_readers
 from outliers.models.anatomy.examples import IGNORED, Block
 from outliers.models.decoder import inference, map_blocks, run_decoder, watched_pass
@@ -276,7 +276,7 @@ class LossReader:
 def read_logits(
     block: Block,
     changed: Iterable[tuple[PreTrainedModel, torch.Tensor]],
-    readers: Sequence[type[Reader]],
+    readers: Sequence[type[LogitsReader]],
     exact: tuple | None = None,
 ) -> list[list]:
     """Return the results of all readers for each of some models, given the last hidden states (T, features) of a block.
@@ -342,7 +342,7 @@ def _values(draws: list[list[Loss]], subject: Subject) -> list[dict]:
     if draws[0] and not any(loss.tokens for loss in draws[0]):  # pictures without classes
         return [{"metric": "predicted.count", "value": 0.0, "unit": "1"}]
     value = perplexity_value("perplexity", draws)
-    return [value | _bits_per_byte(draws, getattr(subject, "sizes", None), subject.seeds)]
+    return [value | _bits_per_byte(draws, getattr(subject, "sizes", None), subject.seed_count)]
 
 
 def _bits_per_byte(draws: list[list[Loss]], sizes: torch.Tensor | None, seeds: int) -> dict:

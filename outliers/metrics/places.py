@@ -26,8 +26,8 @@ ONLY, WITHOUT = "only", "without"
 ALONE = ("head", "expert")  # fields whose places are only quantized alone
 
 
-class Exchange(NamedTuple):
-    """A choice of quantized places.
+class PlaceChoice(NamedTuple):
+    """Which places are quantized.
 
     kind: "only" a place, or all "without" it. field: "role", "layer", "stack", "head" or "expert". place: its name or
     number. variant: quantizes exactly these places.
@@ -39,7 +39,7 @@ class Exchange(NamedTuple):
     variant: Quantized | Cached | Against
 
 
-def exchanges(model: PreTrainedModel, variant: Quantized | Cached | Against, field: str) -> list[Exchange]:
+def place_choices(model: PreTrainedModel, variant: Quantized | Cached | Against, field: str) -> list[PlaceChoice]:
     """Return every place (by field: role, layer, stack, head or expert) of a variant, first alone, then all without it.
 
     If there is only one place, nothing would be left without it; heads and experts, which are many, are only quantized
@@ -49,30 +49,30 @@ def exchanges(model: PreTrainedModel, variant: Quantized | Cached | Against, fie
     kinds = {ONLY: variant.alone_at}
     if len(places) > 1 and field not in ALONE:
         kinds[WITHOUT] = variant.exact_at
-    return [Exchange(kind, field, place, at(of)) for kind, at in kinds.items() for place, of in places.items()]
+    return [PlaceChoice(kind, field, place, at(of)) for kind, at in kinds.items() for place, of in places.items()]
 
 
-def exchange_losses(
+def place_losses(
     model: PreTrainedModel,
     blocks: Iterable[torch.Tensor],
     variant: Quantized | Cached | Against,
-    chosen: Sequence[Exchange],
+    chosen: Sequence[PlaceChoice],
 ) -> list[list[Loss]]:
-    """Return the loss of each block, ids (T,), for each of some exchanges of one field.
+    """Return the loss of each block, ids (T,), for each of some choices of one field.
 
-    In a resident model, the layers before an exchanged layer are computed once for all layers; if the model is under
-    the scheme already, its codes are used. A streamed model passes all of its layers for each exchange, and reads them
-    once. Blocks of a resident model are iterated once per kind of exchange of layers, or once per exchange of other
+    In a resident model, the layers before a chosen layer are computed once for all layers; if the model is under
+    the scheme already, its codes are used. A streamed model passes all of its layers for each choice, and reads them
+    once. Blocks of a resident model are iterated once per kind of choice of layers, or once per choice of other
     places.
     """
-    variants = [exchange.variant for exchange in chosen]
+    variants = [choice.variant for choice in chosen]
     if not is_streamed(model) and variant.cache:
         return _from_inputs(model, blocks, variants)
     if is_streamed(model) or chosen[0].field != "layer":
         return variant_losses(model, blocks, variants)
-    layers = {kind: [exchange.place for exchange in chosen if exchange.kind == kind] for kind in (ONLY, WITHOUT)}
+    layers = {kind: [choice.place for choice in chosen if choice.kind == kind] for kind in (ONLY, WITHOUT)}
     losses = {kind: _by_layer(model, blocks, variant, kind, places) for kind, places in layers.items()}
-    return [losses[exchange.kind][exchange.place] for exchange in chosen]
+    return [losses[choice.kind][choice.place] for choice in chosen]
 
 
 @inference
@@ -112,16 +112,16 @@ class PlacesMeasurement(Measurement):
         return sum(_kinds(cell) * _passes(cell) * len(cell.subject.blocks) * cell.metric.draws for cell in cells)
 
     def memory_needs(self, cells: Sequence[Cell]) -> MemoryNeeds:
-        return super().memory_needs(cells)._replace(variants=max(_kinds(cell) * _count(cell) for cell in cells))
+        return super().memory_needs(cells)._replace(variant_count=max(_kinds(cell) * _count(cell) for cell in cells))
 
     def measure(
         self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict
     ) -> list[dict[tuple[str, str | int], list[list[Loss]]]]:
-        """Return the loss of each block by kind of exchange, place and draw."""
+        """Return the loss of each block by kind of choice, place and draw."""
         (cell,), passes = cells, _passes(cells[0])
         subject, metric = cell.subject, cell.metric
         model, (variant,) = loaded(model_cache, subject, [cell.variant], provenance)
-        chosen = exchanges(model, variant, metric.by)
+        chosen = place_choices(model, variant, metric.by)
         streamed = is_streamed(model)
         passes = _kinds(cell) * passes if streamed else passes if _is_by_layer(cell) else 1
         blocks = model_cache.counted(subject.blocks[part], passes)
@@ -131,18 +131,18 @@ class PlacesMeasurement(Measurement):
         ):
             draws = [_drawn_losses(coded(changed), blocks, variant, chosen, draw) for draw in range(metric.draws)]
         by_place = zip(chosen, zip(*draws, strict=True), strict=True)
-        return [{(exchange.kind, exchange.place): list(losses) for exchange, losses in by_place}]
+        return [{(choice.kind, choice.place): list(losses) for choice, losses in by_place}]
 
     def values(self, cell: Cell, results: list[dict]) -> list[dict]:
         values = []
         for kind, place in results[0]:
-            draws = by_draw((losses[kind, place] for losses in results), cell.subject.seeds)
+            draws = by_draw((losses[kind, place] for losses in results), cell.subject.seed_count)
             values.append(perplexity_value(f"damage.perplexity_{kind}", draws) | {cell.metric.by: place})
         return values
 
 
 def _kinds(cell: Cell) -> int:
-    """Return the number of kinds of exchanges: each place alone and, except for heads and experts, all without it."""
+    """Return the number of kinds of choices: each place alone and, except for heads and experts, all without it."""
     return 1 if cell.metric.by in ALONE else 2
 
 
@@ -194,11 +194,11 @@ def _drawn_losses(
     model: PreTrainedModel,
     blocks: Iterable[torch.Tensor],
     variant: Quantized | Cached | Against,
-    chosen: Sequence[Exchange],
+    chosen: Sequence[PlaceChoice],
     draw: int,
 ) -> list[list[Loss]]:
     with drawn(model, draw):
-        return exchange_losses(model, blocks, variant, chosen)
+        return place_losses(model, blocks, variant, chosen)
 
 
 MEASUREMENT = PlacesMeasurement()

@@ -52,7 +52,7 @@ class Metric(Checked):
     name: ClassVar[str]
     home: ClassVar[str | None] = None
     measured_by: "ClassVar[Measurement | None]" = None
-    subject: ClassVar[str | None] = "outliers.subjects.causal:Causal"
+    subject: ClassVar[str | None] = "outliers.subjects.causal:ModelWithText"
     timed: ClassVar[bool] = False
     is_stored: ClassVar[bool] = False
     needs: ClassVar[tuple[str, ...]] = ()

@@ -48,7 +48,9 @@ class StatesMeasurement(Measurement):
         compares = any(cell.metric.computation.compares for cell in cells)
         experiment = cells[0].subject.experiment
         several = not experiment.stream and find_device(experiment.device).type == "cpu"
-        return memory_needs._replace(variants=memory_needs.variants + 2 * compares, batch=AT_ONCE if several else 1)
+        return memory_needs._replace(
+            variant_count=memory_needs.variant_count + 2 * compares, batch=AT_ONCE if several else 1
+        )
 
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(_variants(cells)) * len(cells[0].subject.blocks) * cells[0].metric.draws
@@ -68,7 +70,7 @@ class StatesMeasurement(Measurement):
         return [list(draws) for draws in zip(*by_draw_and_cell, strict=True)]
 
     def values(self, cell: Cell, results: list[list[list]]) -> list[dict]:
-        computation, draws = cell.metric.computation, by_draw(results, cell.subject.seeds)
+        computation, draws = cell.metric.computation, by_draw(results, cell.subject.seed_count)
         return computation.values(draws, *([cell.subject] if computation.of_subject else []))
 
 

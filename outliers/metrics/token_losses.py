@@ -14,7 +14,7 @@ from outliers.models.anatomy import family_of
 from outliers.models.anatomy.examples import Block
 from outliers.models.load import load_reader
 from outliers.show import units
-from outliers.subjects.causal import Causal
+from outliers.subjects.causal import ModelWithText
 from outliers.text.tokens import named_ids
 from outliers.tracing.tokens import BEFORE, TokenNames, context_of, token_name, windows_of
 from outliers.variants.draw import value_over_draws
@@ -40,11 +40,11 @@ class TokenLossReader:
         return torch.stack([self.exact.losses(), self.changed.losses()]).cpu()
 
 
-def _values(draws: list[list[torch.Tensor]], subject: Causal) -> list[dict]:
+def _values(draws: list[list[torch.Tensor]], subject: ModelWithText) -> list[dict]:
     """Return the values of a row, in nats: means over draws of sums over the predicted tokens of all blocks."""
     places = [family_of(subject.config).places(block) for block in subject.blocks]
-    by_sequence = by_seed(places, subject.seeds)  # the seeds of a draw follow each other
-    tables = [_table(losses, by_sequence[draw % subject.seeds]) for draw, losses in enumerate(draws)]
+    by_sequence = by_seed(places, subject.seed_count)  # the seeds of a draw follow each other
+    tables = [_table(losses, by_sequence[draw % subject.seed_count]) for draw, losses in enumerate(draws)]
     table = pd.concat(tables, keys=range(len(tables)), names=["draw"]).reset_index(["draw", "sequence"])
     tokens = pd.unique(table["token"]).tolist()
     contexts = _contexts(table, by_sequence)

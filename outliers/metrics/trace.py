@@ -46,7 +46,9 @@ class TraceMeasurement(CellMeasurement):
     def memory_needs(self, cells: Sequence[Cell]) -> MemoryNeeds:
         attention = any(cell.metric.attention for cell in cells)
         roles = {role for cell in cells for role in (*cell.metric.roles, *[RESIDUAL] * _has_tokens(cell))}
-        return super().memory_needs(cells)._replace(attention=PROBABILITIES * attention, roles=len(roles))
+        return (
+            super().memory_needs(cells)._replace(attention_matrices=PROBABILITIES * attention, kept_states=len(roles))
+        )
 
     def measure_cell(
         self, model_cache: ModelCache, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant

@@ -142,7 +142,7 @@ def evaluate(
     tokenizer: PreTrainedTokenizerBase,
     tasks: "Sequence[Task]",
     limit: int | None = None,
-    advance: Callable[[float], None] = lambda share: None,
+    set_share: Callable[[float], None] = lambda share: None,
 ) -> list[dict]:
     """Measure a model on loaded tasks.
 
@@ -150,7 +150,7 @@ def evaluate(
     otherwise depend on the batch size, and on the padding. Logits of 16-bit models are normalized in float32, as for
     `perplexity`: bfloat16 could not distinguish choices of nearly the same likelihood.
 
-    advance: called after each pass through the model with the completed share of a task's requests, a lower bound.
+    set_share: called after each pass through the model with the completed share of a task's requests, a lower bound.
 
     Returns:
         As `zeroshot`.
@@ -162,10 +162,10 @@ def evaluate(
     from lm_eval.models.huggingface import HFLM
 
     with _quiet():
-        harness_model = HFLM(**served(model, tokenizer))
+        harness_model = HFLM(**harness_arguments(model, tokenizer))
         by_name = {task.task_name: task for task in tasks}
         try:
-            with _with_progress(harness_model, model, advance):
+            with _with_progress(harness_model, model, set_share):
                 results = lm_eval.evaluate(harness_model, {"tasks": by_name}, limit=limit, bootstrap_iters=0)
         except OverflowError:  # the exponential of a loss
             raise UserError(
@@ -180,14 +180,14 @@ def evaluate(
     return [result for task in tasks for result in _results(task, results)]
 
 
-def served(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict:
-    """Return the arguments of the harness's `HFLM`."""
+def harness_arguments(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict:
+    """Return the arguments of lm-eval's `HFLM`, which wraps a model and its tokenizer."""
     copied = copy.deepcopy(tokenizer)  # a copy, because the harness adds a padding token if there is none
     return {"pretrained": model, "tokenizer": copied, "batch_size": 1, "softmax_dtype": "float32"}
 
 
 @contextlib.contextmanager
-def _with_progress(harness_model, model: PreTrainedModel, advance: Callable[[float], None]) -> Iterator[None]:
+def _with_progress(harness_model, model: PreTrainedModel, set_share: Callable[[float], None]) -> Iterator[None]:
     """Report progress by counting the passes through a model, at most one per request."""
     answer, requested, made = harness_model.loglikelihood, 0, itertools.count(1)
 
@@ -197,7 +197,7 @@ def _with_progress(harness_model, model: PreTrainedModel, advance: Callable[[flo
         return answer(requests, *arguments, **options)
 
     harness_model.loglikelihood = loglikelihood
-    handle = model.register_forward_hook(lambda *_: advance(next(made) / max(requested, 1)))
+    handle = model.register_forward_hook(lambda *_: set_share(next(made) / max(requested, 1)))
     try:
         yield
     finally:
@@ -273,7 +273,7 @@ class ZeroShotMeasurement(Measurement):
     def memory_needs(self, cells: Sequence[Cell]) -> MemoryNeeds:
         """Forecast the logits of a long example, and the codes of one variant at a time."""
         options = frozenset(("dtype", "device"))
-        return super().memory_needs(cells)._replace(logits=LOGITS, block=EXAMPLE, options=options)
+        return super().memory_needs(cells)._replace(logit_matrices=LOGITS, block=EXAMPLE, options=options)
 
     def measure(
         self, model_cache: ModelCache, cells: Sequence[Cell], _part: slice, provenance: dict
@@ -282,7 +282,7 @@ class ZeroShotMeasurement(Measurement):
         cell.subject.load(model_cache, provenance)
         tokenizer, tasks = model_cache.tokenizer(cell.subject), [_task(cell.metric)]
         with model_cache.under(cell.variant) as model:
-            return [evaluate(model, tokenizer, tasks, cell.metric.limit, model_cache.bar.advance)]
+            return [evaluate(model, tokenizer, tasks, cell.metric.limit, model_cache.bar.set_share)]
 
     def values(self, _cell: Cell, results: list[list[dict]]) -> list[dict]:
         return [

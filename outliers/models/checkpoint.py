@@ -16,7 +16,7 @@ import torch
 from huggingface_hub import snapshot_download
 from transformers import Conv1D, Mxfp4Config, PreTrainedModel, WeightConverter
 
-from outliers.errors import BadWeights, UserError, first_of, reason_of
+from outliers.errors import BadWeights, UserError, joined_names, reason_of
 from outliers.models.anatomy import other_parts, renamed_keys
 from outliers.models.internals import (
     AutoHfQuantizer,
@@ -332,7 +332,7 @@ def check_complete(stored: Iterable[str], model: PreTrainedModel, name: str, tor
     missing = [tensor_name for tensor_name in model.state_dict() if tied.get(tensor_name, tensor_name) not in present]
     missing = [tensor_name for tensor_name in missing if not any(re.search(one, tensor_name) for one in computed)]
     if missing := [*missing, *torn]:
-        raise UserError(f"the checkpoint of '{name}' lacks {len(missing)} tensors ({first_of(missing)})")
+        raise UserError(f"the checkpoint of '{name}' lacks {len(missing)} tensors ({joined_names(missing)})")
 
 
 def _without_harmless(ignored: dict[str, str], model: PreTrainedModel) -> list[str]:

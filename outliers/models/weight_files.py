@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from os.path import lexists  # true also for a broken link
 from pathlib import Path
 
-from outliers.errors import ChangedWeights, UserError, first_of, shown
+from outliers.errors import ChangedWeights, UserError, joined_names, shown
 from outliers.files import start_of
 
 WEIGHTS = "model.safetensors"
@@ -125,8 +125,8 @@ def _no_weights(folder: Path) -> UserError:
             f"cannot load '{folder}': {PICKLED if pickled else f'it has no safetensors weights; expected {WEIGHTS}'}"
         )
     return UserError(
-        f"'{folder}' has neither {WEIGHTS} nor {INDEX}, so it is unclear which of its files ({first_of(names)}) is the "
-        f"model; rename that one to {WEIGHTS}"
+        f"'{folder}' has neither {WEIGHTS} nor {INDEX}, so it is unclear which of its files ({joined_names(names)}) is "
+        f"the model; rename that one to {WEIGHTS}"
     )
 
 

@@ -101,7 +101,7 @@ def verdicts_of(
     """
     protocols: dict[tuple, list[Fact]] = defaultdict(list)
     for fact in facts:
-        protocols[fact.protocol].append(fact)
+        protocols[fact.cell_key].append(fact)
     reasons = dict.fromkeys(protocols, NOT_HERE if model_cache else "--redraw measures nothing")
     if here and model_cache:
         reasons = {
@@ -112,7 +112,7 @@ def verdicts_of(
         for row in reversed(read_rows(folder))
         if model_key(row.request["subject"].get("model", "")) == model_key(model)
     ]
-    return [_verdict(fact, rows, reasons[fact.protocol]) for fact in facts]
+    return [_verdict(fact, rows, reasons[fact.cell_key]) for fact in facts]
 
 
 def _measured(model: str, facts: Sequence[Fact], folder: Path, device: str, model_cache: ModelCache) -> str | None:

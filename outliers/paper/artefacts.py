@@ -14,7 +14,7 @@ from outliers.commands.measure import Cells
 from outliers.commands.memory import Memory
 from outliers.commands.origins import Account
 from outliers.commands.sweep import Sweep
-from outliers.commands.trace import OneModel
+from outliers.commands.trace import Tracing
 from outliers.commands.training import Training
 from outliers.commands.zeroshot import ZeroShot
 from outliers.config.experiment import Experiment
@@ -35,7 +35,7 @@ from outliers.views.training import settings
 from outliers.views.zeroshot import PREFIX
 
 
-def _largest(rows: list[dict]) -> list[dict]:
+def _largest_models(rows: list[dict]) -> list[dict]:
     return [
         {"hardware": f"{row['hardware']} {row['gigabytes']:g} GB", "bits": bits, "value": row[f"{bits}-bit"]}
         for row in largest(rows).to_dict("records")
@@ -85,7 +85,7 @@ ARTEFACTS = {
         Published(f"{BLOG} (the paper's figure prints no numbers)", FIGURE1, numbers_of("figure1", FIGURE1)),
         measured=_named,
     ),
-    "table3": _table(3, Memory, ("hardware", "bits"), "{}", measured=_largest),
+    "table3": _table(3, Memory, ("hardware", "bits"), "{}", measured=_largest_models),
     "table4": _table(4, Emergence, ("model", "metric"), measured=_metrics, view=table4_section),
     **{
         panel: Artefact(panel.replace("figure", "Figure "), Emergence, view=partial(panel_section, panel))
@@ -98,7 +98,7 @@ ARTEFACTS = {
     "table9": _table(9, Training, ("method", "task"), more=SCORES, view=table9_section),
 }
 BEYOND = {
-    "trace": Artefact("Outlier features", OneModel),
+    "trace": Artefact("Outlier features", Tracing),
     "origins": Artefact("Origins", Account),
     "ablation": Artefact("Ablation", Ablation),
     "damage": Artefact("Damage", Damage),

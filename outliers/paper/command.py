@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 from outliers.commands import Command
 from outliers.config.files import is_meant_as_experiment
-from outliers.terminal.command import DryRun, Force, Models, Out, models_of, typed
+from outliers.terminal.command import DryRun, Force, Models, Out, command_line, models_of
 
 DEFAULT, PUBLISHED = "pocket", "published"
 EXPERIMENTS = (
@@ -48,7 +48,9 @@ def report(
     from outliers.runs.reprint import report_output_key, reprint  # which knows the hub
 
     folders = [out] if out else [Path("results", name), *Path("results", name).glob("*/")]
-    if not (force or redraw or Path(name).suffix) and (text := reprint(report_output_key(typed("report")), *folders)):
+    if not (force or redraw or Path(name).suffix) and (
+        text := reprint(report_output_key(command_line("report")), *folders)
+    ):
         print(text)
         return
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outliers.commands.trace import OneModel
+from outliers.commands.trace import Tracing
 from outliers.config.experiment import Experiment
 from outliers.config.files import experiment_files, make_experiment, read_experiment
 from outliers.errors import NoOutlier, UserError, unknown_name
@@ -20,7 +20,7 @@ from outliers.show.page import page
 from outliers.show.section import Context, Section, section_of
 from outliers.show.value import comparable_rows
 from outliers.show.write import files_of, write_files
-from outliers.terminal.command import invocation, typed
+from outliers.terminal.command import command_line, invocation
 from outliers.terminal.progress import Progress
 
 if TYPE_CHECKING:
@@ -122,7 +122,9 @@ def report_experiments(
     text = "\n" + "\n\n\n".join(printed_sections)
     rows = [row for rows, _ in known.values() for row in rows]
     unfinished = redraw or any("failed" in row for row in rows) or not all(map(_is_final, known.values()))
-    record_run(folder, experiments, None if unfinished else report_output_key(typed("report")), command, wrote, text)
+    record_run(
+        folder, experiments, None if unfinished else report_output_key(command_line("report")), command, wrote, text
+    )
     return text, rows
 
 
@@ -182,7 +184,7 @@ def _folders(name: str, out: Path | None, experiments: Sequence[Experiment]) -> 
     if len(experiments) == 1:
         folder = out or experiments[0].folder
         return folder, [folder]
-    models = [experiment.folder.name for experiment in experiments if isinstance(experiment, OneModel)]
+    models = [experiment.folder.name for experiment in experiments if isinstance(experiment, Tracing)]
     folder = out or Path("results", name, *models[:1])
     return folder, [folder / Path(experiment.name).name for experiment in experiments]
 
@@ -220,7 +222,7 @@ def _without_repeats(section: Section, others: Sequence[Section]) -> Section:
 
 def _title(name: str, experiments: list[Experiment]) -> str:
     label = ARTEFACTS[experiments[0].shows].label
-    if len(experiments) > 1 and isinstance(experiments[0], OneModel):
+    if len(experiments) > 1 and isinstance(experiments[0], Tracing):
         return f"Outlier features of {short_name(experiments[0].model)} and their cost"
     if experiments[0].shows in BEYOND:
         return label

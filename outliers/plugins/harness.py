@@ -16,7 +16,7 @@ from lm_eval.models.huggingface import HFLM
 
 import outliers.plugins.loader  # noqa: F401 -- so that `--model hf` reads what was saved with our layers
 from outliers.errors import UserError
-from outliers.metrics.zeroshot import served
+from outliers.metrics.zeroshot import harness_arguments
 from outliers.models.load import load_model, load_tokenizer
 from outliers.terminal.command import reporting_mistakes
 from outliers.variants.quantized import Quantized
@@ -61,7 +61,7 @@ class OutliersLM(HFLM):
         variant = Quantized.read(scheme.split("+"))
         model = load_model(pretrained, dtype, device, revision)
         with variant.on(model) as changed:
-            super().__init__(**served(changed, load_tokenizer(pretrained, revision)))
+            super().__init__(**harness_arguments(changed, load_tokenizer(pretrained, revision)))
 
 
 if __name__ == "__main__":

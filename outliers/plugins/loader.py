@@ -130,9 +130,10 @@ def _written(scheme: Scheme) -> str | dict:
 
 @register_quantizer(METHOD)
 class OutliersQuantizer(HfQuantizer):
-    """A quantizer of each weight as it is read, or a reader of codes; exact weights are quantized once all are read.
+    """Quantizes a model while transformers loads it.
 
-    layers: by path, the layers whose weights are not read yet.
+    With int8 codes each weight is quantized as it is read; a saved model has codes, which are read; a scheme that keeps
+    exact weights quantizes the model once all are read. layers: by path, the layers whose weights are not read yet.
     """
 
     quantization_config: OutliersConfig

@@ -119,7 +119,7 @@ class Fact(NamedTuple):
         return f"{self.claim}{self.under and f', {self.under}'}"
 
     @property
-    def protocol(self) -> tuple:
+    def cell_key(self) -> tuple:
         """The fields that facts measured by one cell share."""
         return self.cell, self.text, self.block, self.bos
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from outliers.config.experiment import Experiment
-from outliers.errors import NoOutlier, UserError, first_of
+from outliers.errors import NoOutlier, UserError, joined_names
 from outliers.models.load import DTYPES, find_device
 from outliers.quantization.schemes import BASELINE
 from outliers.runs.forecast import FreeBytes, Need, need_of, room_of
@@ -50,7 +50,7 @@ def fit_blocks(experiment: Experiment, folder: Path, force: bool, measure: Calla
         fitting = _fitting_blocks(experiment, measure, most)
         blocks = _in_text(experiment, fitting) if fitting > max(TRIED) else fitting
     logger.info(f"{blocks} block{'' if blocks == 1 else 's'} in {experiment.minutes:g} min")
-    return experiment.of_blocks(blocks)
+    return experiment.with_fitted_blocks(blocks)
 
 
 def _chosen(experiment: Experiment, folder: Path) -> int | None:
@@ -58,7 +58,7 @@ def _chosen(experiment: Experiment, folder: Path) -> int | None:
     rows = [row for row in read_rows(folder) if row.run.get("minutes") == experiment.minutes]
     stored = {part_key(row.request) for row in rows}
     for blocks in dict.fromkeys(row.request["subject"].get("blocks", 0) for row in reversed(rows)):
-        cells = chain.from_iterable(next(plan.stages) for plan in experiment.of_blocks(blocks).plans())
+        cells = chain.from_iterable(next(plan.stages) for plan in experiment.with_fitted_blocks(blocks).plans())
         if any(part_key(cell.request) in stored for cell in cells):
             return blocks
     return None
@@ -72,7 +72,7 @@ def _fitting_blocks(experiment: Experiment, measure: Callable[[Experiment], None
             break
         begin = time.monotonic()
         try:
-            measure(experiment.of_blocks(blocks))
+            measure(experiment.with_fitted_blocks(blocks))
         except NoOutlier:  # so few blocks have none
             return min(most, experiment.blocks)
         seconds[blocks] = time.monotonic() - begin
@@ -89,7 +89,7 @@ def _in_text(experiment: Experiment, most: int) -> int:
 
     def has(blocks: int) -> bool:
         try:
-            for plan in experiment.of_blocks(blocks).plans():
+            for plan in experiment.with_fitted_blocks(blocks).plans():
                 plan.subject.prepare()
                 plan.subject.check(next(plan.stages))
         except UserError:
@@ -144,7 +144,7 @@ def _lines_of(cells: list[Cell]) -> Iterator[str]:
     """Yield one line per metric that lists the variants under which a plan measures it."""
     for metric, alike in grouped(cells, lambda cell: cell.metric.name).items():
         names = list(dict.fromkeys(cell.variant.name for cell in alike))
-        under = f" under {first_of(names, NAMED)}" if names != [BASELINE] else ""
+        under = f" under {joined_names(names, NAMED)}" if names != [BASELINE] else ""
         subject = alike[0].subject
         request = subject.request
         text = (

@@ -212,22 +212,22 @@ def need_of(model_run: ModelRun, room: FreeBytes) -> Need:
     """Return the memory and disk that a run needs on a machine with this free room."""
     shape, needs, itemsize = model_run.shape, model_run.memory_needs, DTYPES[model_run.dtype].itemsize
     layers, outside = 1 if model_run.stream else shape.layers, itemsize * shape.outside
-    others = itemsize * needs.others * shape.weights
+    others = itemsize * needs.other_models * shape.weights
     if model_run.stream and itemsize * shape.layer > (model_run.memory or math.inf):
         shape = shape.by_expert()
     weights = outside + itemsize * layers * shape.layer + others
     most = max((codes + copies * itemsize for codes, copies in needs.per_weight), default=0)
     codes = layers * shape.projections * most
     tokens = needs.batch * model_run.block
-    passing = tokens * (shape.features + 2 * shape.hidden + needs.attention * shape.heads * model_run.block)
-    passing = max(passing, needs.logits * tokens * shape.vocabulary) + 2 * shape.largest * any(
+    passing = tokens * (shape.features + 2 * shape.hidden + needs.attention_matrices * shape.heads * model_run.block)
+    passing = max(passing, needs.logit_matrices * tokens * shape.vocabulary) + 2 * shape.largest * any(
         map(any, needs.per_weight)
     )
     joined = FLOAT * (shape.parameter - shape.largest)  # experts that a file stores one by one, or in another dtype
     memory = weights + joined + codes + itemsize * shape.layers * shape.keys * needs.cached + SLACK * FLOAT * passing
     # Hidden states and traced values of all blocks: each of the two is in one place as a whole.
     numbers = model_run.stream * model_run.block * model_run.blocks * shape.hidden
-    states = [numbers * needs.variants * itemsize, numbers * needs.roles * FLOAT]
+    states = [numbers * needs.variant_count * itemsize, numbers * needs.kept_states * FLOAT]
     on_gpu = sum(states) if room.gpus and sum(states) <= STATES_ON_GPU * (room.memory - outside) else 0
     on_host, limit = 0, math.inf if model_run.memory is None else model_run.memory
     for kept in () if on_gpu else states:

@@ -12,7 +12,7 @@ from outliers.subjects.cell import Cell, CellPlan, Stages, Task
 from outliers.subjects.given import Given
 from outliers.subjects.model_cache import ModelCache
 from outliers.terminal.forecaster import Steps
-from outliers.terminal.progress import taken
+from outliers.terminal.progress import manual_bar
 
 
 class NoBar:
@@ -74,6 +74,6 @@ def measured(subject: Given, cells: Iterable[Cell] | Stages) -> list[dict]:
         UserError: a cell cannot be measured.
     """
     plan = CellPlan(subject, cells) if isinstance(cells, Iterator) else CellPlan.of(subject, cells)
-    with taken() as bar:
+    with manual_bar() as bar:
         bar = NoBar() if bar is None else bar
         return records(LoadedPlanner(NoRows(), LoadedEngine(bar, ModelCache()), bar, "").run([plan]))

@@ -20,7 +20,7 @@ from outliers.runs.forecast import ModelRun, model_run_of
 from outliers.runs.reprint import is_here
 from outliers.runs.rows import Row, Rows
 from outliers.show.value import grouped
-from outliers.subjects.cell import Cell, CellPlan, NotMeasured, Subject, Task, following
+from outliers.subjects.cell import Cell, CellPlan, NotMeasured, Subject, Task, next_cells
 from outliers.subjects.model_cache import ModelCache, check_same_weights, naming
 from outliers.subjects.provenance import code_hash, environment, joined_provenance, measuring
 from outliers.subjects.row import MACHINE
@@ -88,7 +88,7 @@ class Planner:
                     new_rows = [rows[cell] for cell in cells]
                     rows_of_plans[number] += new_rows
                     try:
-                        waiting[number] = following(plans[number].stages, new_rows)
+                        waiting[number] = next_cells(plans[number].stages, new_rows)
                     except NotMeasured as error:
                         logger.warning(str(error))
                         waiting[number] = []

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from pydantic_core import to_json
 
-from outliers.errors import UserError, first_of
+from outliers.errors import UserError, joined_names
 from outliers.files import check_file, check_replaceable, locked, remove_left, write_whole, writing
 from outliers.subjects.row import Row, part_key
 from outliers.terminal.interrupt import Interrupted, asked_to_stop, finishing
@@ -212,7 +212,7 @@ def _read(path: Path) -> Iterator[tuple[int, bytes, Row | None]]:
     if damaged:
         problem, lines = f"line {damaged[0]} of '{path}' is damaged ({mistake})", "this line"
         if len(damaged) > 1:
-            problem = f"lines {first_of(damaged, MOST_NAMED)} of '{path}' are damaged (the first: {mistake})"
+            problem = f"lines {joined_names(damaged, MOST_NAMED)} of '{path}' are damaged (the first: {mistake})"
             lines = "these lines"
         raise UserError(f"{problem}; delete {lines}, or choose another folder with --out")
 

@@ -14,7 +14,7 @@ from outliers.errors import CellsFailed, EngineLost, UserError
 from outliers.models.names import check_alone
 from outliers.runs.free import check_room_for_imports
 from outliers.runs.rows import Row, Rows, index
-from outliers.subjects.cell import CellPlan, following
+from outliers.subjects.cell import CellPlan, next_cells
 from outliers.terminal.forecaster import RENDERING, Steps
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def prepared_plans(experiment: Experiment) -> list[CellPlan]:
 
 def fitted(experiment: Experiment, out: str | Path | None, force: bool, model_cache: "ModelCache") -> Experiment:
     """Return the experiment with as many blocks as fit into its `minutes`, see `outliers.runs.budget`."""
-    if experiment.minutes is None or experiment.is_fitted:
+    if experiment.minutes is None or experiment.has_fitted_blocks:
         return experiment
     from outliers.runs.budget import fit_blocks  # late, for few runs need it
 
@@ -236,7 +236,7 @@ def rows_of(experiment: Experiment, find: Callable[[dict], list[Row]]) -> list[R
             ]
             rows_of_plan = [*rows_of_plan, *known] if any(stage_rows) else []
             try:
-                cells = following(plan.stages, stage_rows) if all(stage_rows) else []
+                cells = next_cells(plan.stages, stage_rows) if all(stage_rows) else []
             except UserError:  # no later stage follows from these rows
                 rows_of_plan, cells = [], []
         rows_in_order += rows_of_plan

@@ -1,4 +1,4 @@
-"""Causal language models: alone, or with blocks of a text and their loss."""
+"""Models by their names: alone, or with blocks of a text and their loss; and how causal models read a text."""
 
 import functools
 import logging
@@ -33,23 +33,24 @@ REFUSED = {  # options that do not apply to this family, and why
 }
 
 
-def read(subject: "Causal", text: str, blocks: int, _seed: int) -> "Cut":
+def read(subject: "ModelWithText", text: str, blocks: int, _seed: int) -> "Cut":
     """Return the first blocks of a text, with the positions at which its documents begin."""
     from outliers.text.blocks import cut_text
 
     experiment = subject.experiment
-    return cut_text(text, subject.reader, experiment.block, blocks, experiment.bos)
+    return cut_text(text, subject.preprocessor, experiment.block, blocks, experiment.bos)
 
 
 class Pretrained(Subject):
-    """A causal language model without a text; nothing is read before `prepare`.
+    """A model by its name, without a text; nothing is read before `prepare`.
 
-    experiment: dtype, device; stream and memory, which change no row. families: accepted model families; empty for any.
+    experiment: dtype and device, and stream and memory, which change no row. families: accepted model families; empty
+    for any.
     """
 
     needs = ("architecture", "parameters", "scheme")
     families: tuple[str, ...] = ("causal",)
-    of_variants = True
+    takes_variants = True
 
     def __init__(self, model: str, revision: str | None, experiment: Experiment):
         self.model, self.revision, self.experiment = model, revision, experiment
@@ -70,14 +71,14 @@ class Pretrained(Subject):
         return load_config(self.model, self.revision)
 
     @functools.cached_property
-    def reader(self) -> "PreTrainedTokenizerBase | BaseImageProcessor":
+    def preprocessor(self) -> "PreTrainedTokenizerBase | BaseImageProcessor":
         from outliers.models.load import load_reader
 
         return load_reader(self.model, self.revision)
 
     def __getstate__(self) -> dict:
-        # without the reader, which tasks on other machines seldom need: with a large vocabulary it takes megabytes
-        return {name: value for name, value in vars(self).items() if name != "reader"}
+        # without the preprocessor, which tasks on other machines seldom need: a large vocabulary takes megabytes
+        return {name: value for name, value in vars(self).items() if name != "preprocessor"}
 
     @property
     def width(self) -> int:
@@ -104,7 +105,7 @@ class Pretrained(Subject):
                 f"'{self.model}' is of the family '{family}'; expected a causal language model, which generates text"
             )
         local_files(self.model, self.revision)
-        _ = self.reader
+        _ = self.preprocessor
 
     def check(self, cells: Iterable[Cell]) -> None:
         from outliers.models.skeleton import skeleton
@@ -161,8 +162,8 @@ class Pretrained(Subject):
         return provenance
 
 
-class Causal(Pretrained):
-    """A language model with its text.
+class ModelWithText(Pretrained):
+    """A model of any family with its text or pictures.
 
     experiment: as for `Pretrained`, with text, block, blocks, bos and documents, and how schemes are calibrated.
     with_classes: whether pictures need classes if perplexity is measured.
@@ -240,16 +241,16 @@ class Causal(Pretrained):
         """The token that the tokenizer itself puts before a text, if the blocks lack it and `bos` would add it."""
         from outliers.models.anatomy.examples import read_ids
 
-        if "bos" in self._reader.REFUSED:
+        if "bos" in self._family_module.REFUSED:
             return None
-        tokenizer = self.reader
+        tokenizer = self.preprocessor
         first = next(iter(tokenizer("a")["input_ids"]), None)  # a tokenizer without a vocabulary returns none
         begins = first is not None and first == tokenizer.bos_token_id
         left_out = begins and any(read_ids(block)[0] != first for block in self.blocks)
         return tokenizer.convert_ids_to_tokens(first) if left_out else None
 
     @property
-    def seeds(self) -> int:
+    def seed_count(self) -> int:
         return getattr(self.blocks, "seeds", 1)
 
     def check(self, cells: Iterable[Cell]) -> None:
@@ -294,7 +295,7 @@ class Causal(Pretrained):
         return blocks
 
     @property
-    def _reader(self) -> ModuleType:
+    def _family_module(self) -> ModuleType:
         """The module that reads texts for the model's family."""
         from outliers.models.anatomy import family_of
 
@@ -309,14 +310,14 @@ class Causal(Pretrained):
         """
         from outliers.models.anatomy import check_block
 
-        reader, experiment = self._reader, self.experiment
-        for option, reason in reader.REFUSED.items():
+        family_module, experiment = self._family_module, self.experiment
+        for option, reason in family_module.REFUSED.items():
             if experiment.non_default(option):
                 raise UserError(f"'{self.model}' {reason}; leave --{option.replace('_', '-')} out")
-        if reader.READS_TEXT:
+        if family_module.READS_TEXT:
             check_block(self.config, experiment.block)
-        cut = reader.read(self, text, blocks, experiment.mask_seed + number)
-        if reader.READS_TEXT:
+        cut = family_module.read(self, text, blocks, experiment.mask_seed + number)
+        if family_module.READS_TEXT:
             check_block(self.config, experiment.block, int(getattr(cut, "ids", cut).max()))
         return cut
 
@@ -356,7 +357,7 @@ class Causal(Pretrained):
         return super().provenance(model_cache, cell) | provenance
 
 
-class MaybeUnlabelled(Causal):
+class MaybeUnlabelled(ModelWithText):
     """A model with a text, or with pictures that may lack classes and then have no perplexity."""
 
     with_classes = False

@@ -1,4 +1,7 @@
-"""Cells (one metric of one subject under one variant), plans of cells, and tasks that measure them. Without torch."""
+"""Cells (one metric of one subject under one variant), plans of cells, and tasks that measure them. Without torch.
+
+A plan's cells come in stages: the cells of a stage are chosen from the rows of the stages before.
+"""
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -59,10 +62,10 @@ class CellMetric(Protocol):
 class Subject:
     """The subject of a measurement; this base class reads no weights and no text.
 
-    name: for messages. request: fields that identify it in rows. experiment: where and how it runs. needs: provenance
-    that its tables and figures need. blocks: its inputs, which may be measured in parts. seeds: how many times the same
-    text is in the blocks, see `outliers.models.anatomy.examples.Examples`. of_variants: whether variants change it.
-    of_one_variant: whether each variant makes a subject of its own.
+    name: for messages. request: fields that identify it in rows. experiment: where and how it runs. needs: fields of
+    provenance that its tables and figures need. blocks: its inputs, which may be measured in parts. seed_count: how
+    many times the same text is in the blocks, once for each mask seed. takes_variants: whether variants change it.
+    has_one_variant: whether each variant needs a subject of its own.
     """
 
     name: str
@@ -70,8 +73,8 @@ class Subject:
     experiment: Experiment
     needs: tuple[str, ...] = ()
     blocks: "Sequence | torch.Tensor" = range(1)  # a single part
-    seeds = 1
-    of_variants = of_one_variant = False
+    seed_count = 1
+    takes_variants = has_one_variant = False
 
     def prepare(self) -> None:
         """Read what is small, such as the configuration, so that mistakes show before anything is measured."""
@@ -110,7 +113,7 @@ class Cell:
     @property
     def name(self) -> str:
         """The name of the cell in messages, without its subject."""
-        return f"{self.variant.name}, {self.metric.name}" if self.subject.of_variants else self.metric.name
+        return f"{self.variant.name}, {self.metric.name}" if self.subject.takes_variants else self.metric.name
 
 
 class NotMeasured(UserError):
@@ -153,8 +156,8 @@ class CellPlan(NamedTuple):
         return cls(subject, (stage for stage in [list(cells)]), package)
 
 
-def following(stages: Stages, rows: list[Row]) -> list[Cell]:
-    """Return the cells that follow some rows; an empty list at the end.
+def next_cells(stages: Stages, rows: list[Row]) -> list[Cell]:
+    """Send the rows of the last stage, and return the cells of the next one; an empty list at the end.
 
     Raises:
         NotMeasured: the cells depend on a row that failed.

@@ -14,7 +14,7 @@ from outliers.subjects.model_cache import ModelCache
 class Given(Subject):
     """A model, resident or streamed, with token blocks (T,) of any lengths; its variants are calibrated already."""
 
-    revision, of_variants = None, True
+    revision, takes_variants = None, True
 
     def __init__(self, model: PreTrainedModel, blocks: Sequence[torch.Tensor]):
         self.loaded, self.blocks, self.config = separate_layers(model), blocks, model.config
@@ -24,7 +24,7 @@ class Given(Subject):
         self.request = {"model": self.model}
 
     def load(self, model_cache: ModelCache, provenance: dict | None = None) -> PreTrainedModel:
-        return model_cache.keep(self, "given", lambda: (self.loaded, {}), provenance)[0]
+        return model_cache.fetch(self, "given", lambda: (self.loaded, {}), provenance)[0]
 
     def provenance(self, model_cache: ModelCache, cell: Cell) -> dict:
         return {"given": id(self), **cell.variant.fields()}  # a plan may have several texts of one model

@@ -13,7 +13,7 @@ from outliers.text.corruption import chosen_positions
 from outliers.text.given import Text
 
 if TYPE_CHECKING:
-    from outliers.subjects.causal import Causal
+    from outliers.subjects.causal import ModelWithText
 
 READS_TEXT = True
 REFUSED = {  # options that do not apply to this family, and why
@@ -23,9 +23,9 @@ REFUSED = {  # options that do not apply to this family, and why
 }
 
 
-def read(subject: "Causal", text: str, blocks: int, seed: int) -> Examples:
+def read(subject: "ModelWithText", text: str, blocks: int, seed: int) -> Examples:
     """Return the first blocks of a text, masked at random by a seed, or with each token masked by itself."""
-    tokenizer, experiment = subject.reader, subject.experiment
+    tokenizer, experiment = subject.preprocessor, subject.experiment
     if experiment.objective is None:
         return masked_text(text, tokenizer, experiment.block, blocks, seed)
     if experiment.objective != "each":

@@ -75,7 +75,7 @@ class ModelCache:
 
     def __init__(self, bar: Progress | None = None):
         self.bar = bar
-        self._key, self._loaded, self._like = None, None, None
+        self._key, self._loaded, self._expected = None, None, None
         self._calibrations: dict[str, Calibration] = {}  # of the last model and text, by the name of the prefix
         self._needing: set[str] = set()  # statistics that the calibrations need
         self._load_reader = lru_cache(maxsize=1)(load_reader)
@@ -89,16 +89,16 @@ class ModelCache:
         self.passed: dict[tuple, tuple[tuple[frozenset, ...], list[dict[int, torch.Tensor]]]] = {}
         self.traces: dict[str, list] = {}  # of whole texts by their hashes: one trace for each view of the model
 
-    def load(self, subject: ModelSubject, like: dict | None = None) -> tuple[PreTrainedModel, dict]:
+    def load(self, subject: ModelSubject, expected: dict | None = None) -> tuple[PreTrainedModel, dict]:
         """Return the model of a subject, as the last variant left it, and the provenance that all its rows share.
 
         For a streamed model this provenance lacks the hash of the weights, see `weights`.
 
         Args:
-            like: provenance with the expected hash of the weights.
+            expected: provenance with the expected hash of the weights.
 
         Raises:
-            UserError: as `load_model` or `stream_model`; or the weights differ from those in `like`, because they
+            UserError: as `load_model` or `stream_model`; or the weights differ from those in `expected`, because they
                 changed after another process read them.
         """
         experiment, streamed = subject.experiment, subject.experiment.stream
@@ -109,18 +109,18 @@ class ModelCache:
             model = stream_model(*place, experiment.memory) if streamed else load_model(*place)
             return model, describe(subject, model)
 
-        return self.keep(subject, form, load, like)
+        return self.fetch(subject, form, load, expected)
 
-    def keep(
-        self, subject: ModelSubject, form: Hashable, load: Callable, like: dict | None
+    def fetch(
+        self, subject: ModelSubject, form: Hashable, load: Callable, expected: dict | None
     ) -> tuple[PreTrainedModel, dict]:
-        """Return a subject's model and its provenance from `load`, or from the last call if the model is the same.
+        """Return a subject's model and its provenance from `load`, or those of the last call if the model is the same.
 
         Args:
             form: what else determines the loaded model, such as its dtype.
-            like: provenance with the expected hash of the weights.
+            expected: provenance with the expected hash of the weights.
         """
-        self._like = like
+        self._expected = expected
         key = subject.model, subject.revision, form
         if key != self._key:
             self._key = self._loaded = self._form = None  # free the last model first: never two at once
@@ -233,8 +233,8 @@ class ModelCache:
 
         The weights of a streamed model are known once its layers were read.
         """
-        if self._like and "weights_hash" in self._like:
-            check_same_weights(self._key[0], [self._like, self.weights()])
+        if self._expected and "weights_hash" in self._expected:
+            check_same_weights(self._key[0], [self._expected, self.weights()])
 
     def check_unchanged(self) -> None:
         """Raise UserError if the files of the last model changed after they were read."""

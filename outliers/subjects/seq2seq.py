@@ -13,7 +13,7 @@ from outliers.text.corruption import Spans, corrupted, sentinels_of
 from outliers.text.given import Text
 
 if TYPE_CHECKING:
-    from outliers.subjects.causal import Causal
+    from outliers.subjects.causal import ModelWithText
 
 READS_TEXT = True
 REFUSED = {  # options that do not apply to this family, and why
@@ -24,13 +24,13 @@ REFUSED = {  # options that do not apply to this family, and why
 SHORTEST = Spans.of(2).read  # tokens of a block: one, a sentinel and the end of the sequence
 
 
-def read(subject: "Causal", text: str, blocks: int, seed: int) -> Examples:
+def read(subject: "ModelWithText", text: str, blocks: int, seed: int) -> Examples:
     """Return the first blocks of a text with their targets: spans chosen by a seed, or the second halves.
 
     Raises:
         UserError: as `span_corrupted` and `prefixed`; or a seed is given although no spans depend on it.
     """
-    tokenizer, experiment = subject.reader, subject.experiment
+    tokenizer, experiment = subject.preprocessor, subject.experiment
     if (experiment.objective or ("span" if len(sentinels_of(tokenizer)) else "prefix")) == "span":
         return span_corrupted(text, tokenizer, experiment.block, blocks, seed)
     if experiment.objective == "each":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from outliers.errors import UserError
 from outliers.quantization.schemes import BASELINE
-from outliers.subjects.causal import Causal, Pretrained
+from outliers.subjects.causal import ModelWithText, Pretrained
 from outliers.subjects.cell import Cell
 
 if TYPE_CHECKING:
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from outliers.subjects.model_cache import ModelCache
 
 
-class Served(Causal):
+class Served(ModelWithText):
     """A model under one variant, with a text whose beginnings are prompts; the metric sets the length of prompts."""
 
     families = ("causal", "masked", "seq2seq", "vision")
-    of_one_variant = True
+    has_one_variant = True
 
     def prepare(self) -> None:
         """Read all but the text, because the length of prompts is not known yet."""
@@ -32,7 +32,7 @@ class Served(Causal):
         return {name: value for name, value in super().request.items() if name not in ("block", "blocks")}
 
     def check(self, cells: Iterable[Cell]) -> None:
-        """Check cells as `Causal`, and that schemes work without exact weights, and caches without a prefix."""
+        """Check cells as `ModelWithText`, and that schemes work without exact weights, and caches without a prefix."""
         from outliers.quantization.convert import check_kept
 
         cells = list(cells)
@@ -50,7 +50,7 @@ class Served(Causal):
 
     @contextmanager
     def under(self, model_cache: "ModelCache", variant: "Variant", provenance: dict) -> "Iterator[PreTrainedModel]":
-        """Provide the model under a variant without its cache, after checking its weights."""
+        """Provide the model under a variant without its quantized KV cache, after checking its weights."""
         model, _ = self._loaded(model_cache, variant, provenance)
         variant = variant.without_cache
         if hasattr(variant, "served"):
@@ -64,7 +64,7 @@ class Served(Causal):
         return self._loaded(model_cache, cell.variant)[1]
 
     def _loaded(
-        self, model_cache: "ModelCache", variant: "Variant", like: dict | None = None
+        self, model_cache: "ModelCache", variant: "Variant", expected: dict | None = None
     ) -> tuple["PreTrainedModel", dict]:
         from outliers.models.load import load_model
 
@@ -76,7 +76,7 @@ class Served(Causal):
             model = served.served(*place) if hasattr(served, "served") else load_model(*place)
             return model, self._fields(model, variant)
 
-        return model_cache.keep(self, (experiment.dtype, experiment.device, variant.name), load, like)
+        return model_cache.fetch(self, (experiment.dtype, experiment.device, variant.name), load, expected)
 
     def _fields(self, model: "PreTrainedModel", variant: "Variant") -> dict:
         from outliers.models.anatomy import projections

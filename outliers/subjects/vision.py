@@ -13,14 +13,14 @@ import torch
 from PIL import Image
 
 from outliers.criterion import PICTURES
-from outliers.errors import UserError, first_of, reason_of, shown
+from outliers.errors import UserError, joined_names, reason_of, shown
 from outliers.files import start_of
 from outliers.models.anatomy.examples import IGNORED, Examples
 
 if TYPE_CHECKING:
     from transformers import BaseImageProcessor, PretrainedConfig
 
-    from outliers.subjects.causal import Causal
+    from outliers.subjects.causal import ModelWithText
 
 # Options that do not apply to this family, and why.
 REFUSED = {
@@ -56,12 +56,12 @@ class Picture(NamedTuple):
     label: str | None
 
 
-def read(subject: "Causal", text: str, blocks: int, _seed: int) -> Examples:
+def read(subject: "ModelWithText", text: str, blocks: int, _seed: int) -> Examples:
     """Return the first of the pictures that `--text` names."""
-    for_others = len(subject.experiment.models) > 1 or subject.of_one_variant  # to which the block applies
+    for_others = len(subject.experiment.models) > 1 or subject.has_one_variant  # to which the block applies
     if "block" in subject.experiment.model_fields_set and not for_others:
         raise UserError(f"'{subject.model}' reads pictures of a size of its own; leave --block out")
-    return pictures(text, subject.reader, subject.config, blocks)
+    return pictures(text, subject.preprocessor, subject.config, blocks)
 
 
 def pictures(
@@ -182,7 +182,7 @@ def _number(name: str, config: "PretrainedConfig") -> int:
         return int(plain)
     raise UserError(
         f"class {shown(name)} is none of the {config.num_labels} that the model knows "
-        f"({first_of([*config.id2label.values()])}); call its folder as the model does, or by its number"
+        f"({joined_names([*config.id2label.values()])}); call its folder as the model does, or by its number"
     )
 
 

@@ -153,6 +153,6 @@ def invocation(command: str) -> list[str]:
     return ["outliers", command] if Path(sys.argv[0]).stem == "outliers" else ["python", "-m", f"outliers.{command}"]
 
 
-def typed(command: str) -> str:
-    """Return the line that the user typed to run a command."""
+def command_line(command: str) -> str:
+    """Return `invocation` with the arguments of this process: the line that runs the command again."""
     return shlex.join([*invocation(command), *sys.argv[1:]])

@@ -97,8 +97,8 @@ class Forecaster:
         """Set the number of workers that share the work from now on."""
         self.workers, self.first = workers, len(self.marks)
 
-    def made(self, mark: Mark) -> None:
-        """Learn from finished work, which `expect` removes from what is left."""
+    def learn(self, mark: Mark) -> None:
+        """Learn from finished work; the caller removes its steps from what is left by `expect` with sign -1."""
         self.marks.append(mark)
         if len(self.marks) > MARKS:
             del self.marks[1 : MARKS // 2 : 2]

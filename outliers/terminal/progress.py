@@ -103,12 +103,12 @@ class Progress(tqdm):
         self.marked = self.clock(), self.made
 
     def begin(self, steps: int) -> None:
-        """Begin a number of steps at once, whose progress `advance` reports."""
+        """Begin a number of steps at once, whose progress `set_share` reports."""
         if self.together > 1:
             self.update(self.together)
         self.together = steps
 
-    def advance(self, share: float) -> None:
+    def set_share(self, share: float) -> None:
         """Set the finished share of the steps that are running."""
         self.inside = min(share, 1.0) * self.together
         self._mark()
@@ -172,7 +172,7 @@ class Progress(tqdm):
         now, made = self.clock(), self.made + self.inside * self.step.work
         (before, work), self.marked = self.marked, (now, max(made, self.marked[1]))
         if made > work:
-            self.forecaster.made(Mark(now - self.start, self.step.kind, made - work, now - before))
+            self.forecaster.learn(Mark(now - self.start, self.step.kind, made - work, now - before))
         if now < self.looked + LOOK:
             return
         self.looked, left, age = now, self.left(), self.age
@@ -208,7 +208,7 @@ def over(things: Iterable[Thing], description: str) -> Iterator[Thing]:
             yield thing
             bar.update()
             if _open[0] is not bar:
-                _open[0].advance(number / len(things))
+                _open[0].set_share(number / len(things))
 
 
 def with_bar(function: Function) -> Function:
@@ -249,8 +249,8 @@ def pass_made() -> None:
 
 
 @contextlib.contextmanager
-def taken() -> Iterator[Progress | None]:
-    """Provide the bar of a Python function, or None, to count steps on it; passes do not move it meanwhile."""
+def manual_bar() -> Iterator[Progress | None]:
+    """Provide the bar that `with_bar` opened, or None: the caller counts its steps, and `pass_made` does nothing."""
     global _passes
     bar, _passes = _passes, None
     try:

@@ -22,7 +22,7 @@ from outliers.criterion import (
     in_nnsight,
     in_transformerlens,
 )
-from outliers.errors import UserError, first_of, shown
+from outliers.errors import UserError, joined_names, shown
 from outliers.tracing import tokens
 from outliers.tracing.frame import Frame
 from outliers.tracing.sketch import KEYED, quantiles, unpack_keys
@@ -139,7 +139,7 @@ class Trace:
         ]
         if set(ON_STREAM) & set(self.roles):
             outliers, width = self.outlier_features()["feature"], self.statistics["residual.massive"].shape[1]
-            few = first_of(outliers, NAMED)
+            few = joined_names(outliers, NAMED)
             lines.append(f"outlier features: {len(outliers):,} of {width:,}{f' ({few})' if few else ''}")
         largest = self.largest_values().sort_values("max", ascending=False, kind="stable").iloc[0]
         token = largest.get("token_text", f"id {largest['token']}")
@@ -261,7 +261,7 @@ class Trace:
         dead = self.dead_features().groupby(["role", "layer"], sort=False)["feature"].agg(list)
         if len(dead):
             width = sum(squares.numel() for name, squares in self.statistics.items() if name.endswith(".squares"))
-            where = [f"{role} of layer {layer}: {first_of(features)}" for (role, layer), features in dead.items()]
+            where = [f"{role} of layer {layer}: {joined_names(features)}" for (role, layer), features in dead.items()]
             logger.warning(
                 f"{dead.str.len().sum():,} of {width:,} inputs of projections never fire on this text; their importance"
                 f" in '{path.name}' is {floor:g} ({'; '.join(where[:MOST_DEAD])}{'; …' * (len(where) > MOST_DEAD)}); a "

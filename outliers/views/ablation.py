@@ -121,7 +121,7 @@ def ablation_summary(rows: list[dict]) -> pd.DataFrame:
     Columns METRIC_error hold the paired standard errors of differences from the unmodified model; the intervals of
     controls include them. Columns METRIC_value hold these differences as values.
     """
-    from outliers.metrics.ablations import damages, summary
+    from outliers.metrics.ablations import summary, with_damage
 
     measurements: dict[tuple, dict] = {}
     values: dict[tuple, dict[str, list[Value]]] = defaultdict(lambda: defaultdict(list))
@@ -129,7 +129,7 @@ def ablation_summary(rows: list[dict]) -> pd.DataFrame:
         about = {name: row.get(name) for name in ("subject", "method", "draw")} | {"features": tuple(row["features"])}
         measurements.setdefault(tuple(about.values()), about)[row["metric"]] = row["value"]
         values[_group(about)][row["metric"]].append(value_of(row)._replace(deviation=0.0))
-    condensed = summary(damages(list(measurements.values())), rows[0]["seed"])
+    condensed = summary(with_damage(list(measurements.values())), rows[0]["seed"])
     unmodified = {metric: value for metric, (value,) in values["none", None, ()].items()}
     records = [_over_text(row, values[_group(row)], unmodified) for row in condensed.to_dict("records")]
     return pd.DataFrame(records)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from outliers.errors import first_of
+from outliers.errors import joined_names
 from outliers.metrics.records import LIMITS
 from outliers.show.section import Context, Finding, Section, of_subjects, subject_of, together
 from outliers.show.tables import MISSING, Table
@@ -64,7 +64,7 @@ def _sentences(largest: pd.DataFrame) -> list[str]:
         most = f"{amount(most['value'])}, {place_of(most)}"
         return [f"float16 holds every number of the pass{other}; the largest is {most}."]
     out.sort(key=lambda row: row["metric"] != "range.input")
-    further = f"; beyond it, too: {first_of([place_of(row) for row in out[1:]])}" if out[1:] else ""
+    further = f"; beyond it, too: {joined_names([place_of(row) for row in out[1:]])}" if out[1:] else ""
     return [f"{beyond_float16(out[0]['value'], place_of(out[0]))}{further}."]
 
 

@@ -26,7 +26,7 @@ from outliers.criterion import (
     SINK,
     role_of,
 )
-from outliers.errors import first_of
+from outliers.errors import joined_names
 from outliers.metrics.records import LIMITS
 from outliers.models.names import short_name
 from outliers.show.axes import log_axis, threshold
@@ -669,7 +669,7 @@ def _expert(trace: "Trace", names: TokenNamer) -> list[Finding]:
     shares = trace.expert_shares()
     unused = shares[shares["share"] == 0]
     of_layers = [f"{_unused(of_layer)} in layer {layer}" for layer, of_layer in unused.groupby("layer")]
-    none = {"number": len(unused), "unused": first_of(of_layers)} if of_layers else {"none": "none is idle"}
+    none = {"number": len(unused), "unused": joined_names(of_layers)} if of_layers else {"none": "none is idle"}
     rows = shares.assign(magnitude=shares["value"].abs(), called=shares["token"].map(names)).to_dict("records")
     massive = bool(shares["value"].abs().max() > MASSIVE)
     carried = say(CARRIER_EXPERT, rows, massive)

@@ -19,7 +19,7 @@ import typer
 from pydantic import BaseModel, ConfigDict, Field
 
 import outliers
-from outliers.app import command_of, commands, record_of
+from outliers.app import command_of, commands, entry_of
 from outliers.commands.ablate import Ablation
 from outliers.commands.damage import Damage
 from outliers.commands.emergence import Emergence
@@ -29,7 +29,7 @@ from outliers.commands.memory import Memory
 from outliers.commands.origins import Account
 from outliers.commands.plan import Planning
 from outliers.commands.sweep import Sweep
-from outliers.commands.trace import OneModel
+from outliers.commands.trace import Tracing
 from outliers.commands.training import Training
 from outliers.commands.zeroshot import ZeroShot
 from outliers.config.experiment import BLOCK, BLOCKS, Experiment
@@ -327,7 +327,7 @@ def test_models_and_lists(specified, tmp_path, monkeypatch, typed, fields):
 
 KINDS = {
     name: kind
-    for kind in (ZeroShot, Latency, Memory, Sweep, Damage, OneModel, Emergence, Ablation, Account, Planning)
+    for kind in (ZeroShot, Latency, Memory, Sweep, Damage, Tracing, Emergence, Ablation, Account, Planning)
     if (name := kind.model_fields["name"].default) in COMMANDS and {"model", "models"} & {*kind.model_fields}
 }  # of what a command measures of models
 BECOMES = {"attention": "schemes"}  # fields that others say when an experiment is made
@@ -572,7 +572,7 @@ def test_the_scripts_answers(script):
     assert script() == script("--help")
     out = script()[1]
     for name in COMMANDS:
-        assert f"  outliers {name:<10} {record_of(name).purpose}\n" in out
+        assert f"  outliers {name:<10} {entry_of(name).purpose}\n" in out
         said = script(name, "--help")[1]
         assert f"Usage: outliers {name} " in said
         assert f"outliers {name}" in said.partition("Example")[2]

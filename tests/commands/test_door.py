@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 import outliers
-from outliers.app import commands, record_of
+from outliers.app import commands, entry_of
 from outliers.config.files import make_experiment, read_experiment
 from outliers.errors import UserError
 from outliers.models.names import POCKET
@@ -878,7 +878,7 @@ def test_one_line(monkeypatch, capsys, tmp_path, case):
 
 # ---- every field of every experiment -------------------------------------------------------------------------------
 
-KINDS = {name: kind for name in commands() if isinstance(kind := record_of(name).runs, type)}
+KINDS = {name: kind for name in commands() if isinstance(kind := entry_of(name).runs, type)}
 BEYOND = {"gt": 0, "exclusiveMinimum": 0, "ge": -1, "minimum": -1, "le": 1, "maximum": 1, "exclusiveMaximum": 0}
 ODD = [None, True, -1, 1e300, float("nan"), "", "x", [], [[]], {}, {"a": 1}, [b"x"]]
 OF_PYDANTIC = r"Input should|Field required|valid (string|integer|number|list|dictionary)|not permitted|another value"

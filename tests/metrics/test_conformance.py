@@ -9,7 +9,7 @@ import pytest
 from outliers import Cells, UserError, run, variant
 from outliers.config.experiment import Experiment
 from outliers.metrics.records import Metric, metrics
-from outliers.subjects.causal import Causal
+from outliers.subjects.causal import ModelWithText
 from outliers.subjects.cell import Cell
 from outliers.subjects.model_cache import ModelCache
 from outliers.terminal.progress import Progress
@@ -31,7 +31,7 @@ ONE_BY_ONE = {"layers", "weights"}  # of a model in memory alone
 
 def values_in(parts: list[slice], metric: Metric, **how) -> list[dict]:
     """The values of a metric whose results of parts of the text travel between machines."""
-    subject = Causal(MODEL, None, Experiment(name="text", block=BLOCK, blocks=BLOCKS, **how))
+    subject = ModelWithText(MODEL, None, Experiment(name="text", block=BLOCK, blocks=BLOCKS, **how))
     subject.prepare()
     cell, measurement = Cell(subject, variant("absmax"), metric), metric.measurement
     measurement.check(cell)

@@ -18,7 +18,7 @@ from outliers.metrics.agreement import AgreementReader
 from outliers.metrics.damages import damages_of
 from outliers.metrics.errors import block_errors
 from outliers.metrics.perplexity import perplexity, perplexity_of, read_logits, variant_losses
-from outliers.metrics.places import exchange_losses, exchanges
+from outliers.metrics.places import place_choices, place_losses
 from outliers.metrics.records import Errors, Inputs, Places
 from outliers.models.anatomy import projections
 from outliers.models.anatomy.trust import check_found
@@ -119,14 +119,14 @@ def test_layers_from_their_stored_input_are_those_of_whole_models(case, blocks):
     model = make_model(case)
     for scheme in ("absmax", "llm.int8"):
         variant = Quantized(SCHEMES[scheme])
-        asked = exchanges(model, variant, "layer")
+        asked = place_choices(model, variant, "layer")
         assert [one[:3] for one in asked] == [
             (kind, "layer", layer) for kind in ("only", "without") for layer in range(model.config.num_hidden_layers)
         ]
         whole = variant_losses(model, blocks, [one.variant for one in asked])
-        assert exchange_losses(model, blocks, variant, asked) == whole
+        assert place_losses(model, blocks, variant, asked) == whole
         some = [asked[1], asked[-1]]
-        assert exchange_losses(model, blocks, variant, some) == [whole[1], whole[-1]], "some of them alone"
+        assert place_losses(model, blocks, variant, some) == [whole[1], whole[-1]], "some of them alone"
         assert len({loss[0].total for loss in whole}) == 2, "of two layers one alone is all but the other"
 
 
@@ -381,8 +381,8 @@ def test_where_absmax_breaks_a_real_model():
     unquantized = perplexity(model, blocks)
     assert unquantized == pytest.approx(41.235, abs=0.001)
     places = [("only", "ffn_in"), ("only", "ffn_out"), ("without", "ffn_out")]
-    asked = [one for one in exchanges(model, ABSMAX, "role") if (one.kind, one.place) in places]
-    found = map(perplexity_of, exchange_losses(model, blocks, ABSMAX, asked))
+    asked = [one for one in place_choices(model, ABSMAX, "role") if (one.kind, one.place) in places]
+    found = map(perplexity_of, place_losses(model, blocks, ABSMAX, asked))
     costs = {(one.kind, one.place): 100 * (value / unquantized - 1) for one, value in zip(asked, found, strict=True)}
     assert costs["without", "ffn_out"] < 20
     assert costs["only", "ffn_out"] == pytest.approx(74.9, abs=6), "two draws of rounding, where most is rounded"

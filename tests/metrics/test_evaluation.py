@@ -13,7 +13,7 @@ import torch
 from outliers import UserError, ablate, load_text, perplexities, perplexity, quantize, trace, variant
 from outliers.metrics.latency import latency
 from outliers.metrics.layers import layer_by_layer
-from outliers.metrics.places import exchange_losses, exchanges
+from outliers.metrics.places import place_choices, place_losses
 from outliers.metrics.records import Agreement, Perplexity
 from outliers.metrics.states import MEASUREMENT as STATES
 from outliers.models.anatomy import decoder_layers, projections
@@ -293,7 +293,7 @@ def test_blocks_at_once_have_the_values_of_one_thread(case, blocks, constants):
 
     def values(threads: int) -> list:
         torch.set_num_threads(threads)
-        by_layer = exchange_losses(model, several, absmax, exchanges(model, absmax, "layer"))
+        by_layer = place_losses(model, several, absmax, place_choices(model, absmax, "layer"))
         rows = records_of(Cell(Given(model, several), one, metric) for one in variants for metric in METRICS)
         return [by_layer, layer_by_layer(model, several, absmax), [row["value"] for row in rows]]
 

@@ -51,7 +51,7 @@ def by_definition(of_layer: torch.Tensor, window: int | None) -> tuple[np.ndarra
 
 def sinks(model, blocks, ablated=AS_IT_IS) -> tuple[dict, np.ndarray, np.ndarray]:
     """What the metric says: over all heads, and shares and margins (layers, heads)."""
-    whole, *heads = SINKS.values([attention.attended(model, blocks, [(ablated, [SINKS])])[0][0][""]])
+    whole, *heads = SINKS.values([attention.attention_results(model, blocks, [(ablated, [SINKS])])[0][0][""]])
     by_head = pd.DataFrame(heads).pivot(index="layer", columns="head")
     return whole, by_head["value"].to_numpy(), by_head["margin"].to_numpy()
 
@@ -102,7 +102,7 @@ def test_probabilities_that_underflow_are_clamped():
 
 
 def test_metrics_of_attention_share_a_pass_and_are_those_alone(tmp_path, calls_of, blocks):
-    passes = calls_of("outliers.metrics.attention.attended")
+    passes = calls_of("outliers.metrics.attention.attention_results")
     fields = {"models": ["pocket/gpt2-0.1m"], "variants": ["fp32", "zero(3@k)", "zero(3)"], "block": 32, "blocks": 2}
     rows = run(outliers.Cells(metrics=["top1", "sinks"], **fields), tmp_path / "both")
     assert len(passes) == 1

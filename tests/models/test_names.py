@@ -10,7 +10,7 @@ import torch
 
 import outliers
 from outliers import Trace, UserError, run, variant
-from outliers.commands.trace import OneModel
+from outliers.commands.trace import Tracing
 from outliers.criterion import OF_EVERY_STACK, RESIDUAL, in_transformerlens
 from outliers.metrics.keys import observed_channels
 from outliers.metrics.records import AFTER, ATTENDED, BEFORE
@@ -158,7 +158,7 @@ def test_a_trace_knows_the_names(model, blocks, tmp_path):
 
 
 def test_traces_of_stacks_have_names_in_nnsight_alone(tmp_path):
-    run(OneModel(model="pocket/t5-1.9m", blocks=2, block=64), tmp_path)
+    run(Tracing(model="pocket/t5-1.9m", blocks=2, block=64), tmp_path)
     for stack, first in (("encoder", "encoder.block["), ("decoder", "decoder.block["), ("cross", "decoder.block[")):
         found = Trace.load(tmp_path / f"trace.{stack}").hooks()
         assert found["transformerlens"].isna().all()

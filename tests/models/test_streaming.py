@@ -29,7 +29,7 @@ from outliers import (
 from outliers.commands.ablate import Ablation
 from outliers.commands.damage import Damage
 from outliers.commands.emergence import Emergence
-from outliers.commands.trace import OneModel
+from outliers.commands.trace import Tracing
 from outliers.metrics.perplexity import perplexities, perplexity
 from outliers.models.anatomy import anatomy_of, decoder_layers, experts_of, layers_of, projections
 from outliers.models.load import load_model, weights_hash
@@ -37,7 +37,7 @@ from outliers.models.names import POCKET
 from outliers.models.stored.tensors import Lazy
 from outliers.models.stream import WatchedVariant, give_memory_back, stream_model
 from outliers.quantization.schemes import TABLE1, get_scheme
-from outliers.subjects.causal import Causal
+from outliers.subjects.causal import ModelWithText
 from outliers.subjects.model_cache import ModelCache
 from outliers.terminal.progress import Progress
 from tests.conftest import FIVE, lasting, slow_but
@@ -226,7 +226,7 @@ def test_a_checkpoint_that_changes_under_a_streamed_sweep(tmp_path):
 
 SHORT = {"block": 32, "blocks": 2, "stream": True}
 RUNS = {
-    "trace": lambda model, **more: OneModel(model=model, **SHORT, **more),
+    "trace": lambda model, **more: Tracing(model=model, **SHORT, **more),
     "damage": lambda model, **more: Damage(model=model, schemes=["absmax"], by=["role"], **SHORT, **more),
     "ablation": lambda model, **more: Ablation(model=model, features=[1, 2], methods=["mean"], **SHORT, **more),
     "emergence": lambda model, **more: Emergence(models=[model], **SHORT, **more),
@@ -263,7 +263,7 @@ def test_equal_weights_of_streamed_models_are_measured_once(tmp_path):
 def test_weights_that_are_not_those_of_another_process(tmp_path):
     """As where a file changes between two workers: it shows when the layers were read."""
     spec = RUNS["trace"]("pocket/gpt2-0.1m")
-    subject = Causal(spec.model, None, spec)
+    subject = ModelWithText(spec.model, None, spec)
     with Progress(0) as bar:
         model_cache = ModelCache(bar)
     model, fields = model_cache.load(subject)

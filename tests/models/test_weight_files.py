@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outliers import UserError, load_int8, load_model, load_quantized, perplexity, quantize, save_quantized
-from outliers.commands.trace import OneModel
+from outliers.commands.trace import Tracing
 from outliers.models import checkpoint
 from outliers.models.load import weights_hash
 from outliers.models.names import POCKET
@@ -336,7 +336,7 @@ def test_a_norm_that_the_configuration_leaves_out(opt, caplog, tmp_path):
 def test_rows_say_what_was_ignored(tmp_path):
     folder = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "m")
     alter_weights(folder, lambda of: of.update({f"x.{number}": torch.ones(1) for number in range(10)}))
-    _, rows = trace_model(OneModel(model=str(folder), block=32, blocks=1, stream=True), tmp_path / "out")
+    _, rows = trace_model(Tracing(model=str(folder), block=32, blocks=1, stream=True), tmp_path / "out")
     assert {tuple(row["ignored_tensors"]) for row in rows} == {(*(f"x.{number}" for number in range(8)), "… 10 in all")}
 
 

@@ -150,7 +150,7 @@ def test_the_example_of_a_refusal():
     spec = Sweep(models=["facebook/opt-6.7b"])
     sizes = model_shape(find_config("facebook/opt-6.7b"))
     per_weight = tuple(stored_bytes([get_scheme(name)]) for name in spec.schemes)
-    needs = MemoryNeeds(per_weight, variants=len(spec.schemes))
+    needs = MemoryNeeds(per_weight, variant_count=len(spec.schemes))
     run = ModelRun("opt-6.7b", sizes, 0, needs, "float32", "cpu", False, None, spec.block, spec.blocks)
     room = FreeBytes(23_500_000_000, 23_500_000_000, 10**12, 10**12)
     with pytest.raises(UserError) as refused:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from outliers.app import commands, record_of
+from outliers.app import commands, entry_of
 from outliers.commands.sweep import Sweep
 from outliers.commands.training import Training
 from outliers.config.fields import resolved
@@ -204,7 +204,7 @@ def test_every_table_and_figure_has_an_experiment_of_each_set():
 
 
 def test_every_view_takes_rows_and_their_context():
-    measuring = [record_of(name).runs for name in commands() if isinstance(record_of(name).runs, type)]
+    measuring = [entry_of(name).runs for name in commands() if isinstance(entry_of(name).runs, type)]
     views = [resolved(kind.view) for kind in (*measuring, LinearLayers) if kind is not Training]
     views += filter(None, map(view_of, metrics().values()))
     views += [artefact.view for artefact in ARTEFACTS.values() if artefact.view]

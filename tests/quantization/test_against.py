@@ -21,7 +21,7 @@ from outliers.quantization.peers import weight_of
 from outliers.quantization.schemes import get_scheme
 from outliers.runs.forecast import FreeBytes, model_run_of, need_of
 from outliers.runs.frame import records_in
-from outliers.subjects.causal import Causal
+from outliers.subjects.causal import ModelWithText
 from outliers.variants.peer import Against
 from tests.gguf_files import save_gguf
 from tests.models.test_stored import BY_TOKEN, W8, llama, of_bitsandbytes, of_compressed_tensors
@@ -299,7 +299,7 @@ def test_what_cannot_be_asked_for(model, blocks):
 
 def test_the_forecast_counts_the_other_model(model):
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    of_model = model_run_of(Causal(MODEL, None, Damage(**SMALL)), MemoryNeeds())
-    needs = [of_model._replace(memory_needs=MemoryNeeds(others=count)) for count in (0, 2)]
+    of_model = model_run_of(ModelWithText(MODEL, None, Damage(**SMALL)), MemoryNeeds())
+    needs = [of_model._replace(memory_needs=MemoryNeeds(other_models=count)) for count in (0, 2)]
     alone, beside = (need_of(one, FreeBytes(2**40)).memory for one in needs)
     assert beside - alone == pytest.approx(3 * weights, rel=0.01)  # two models, and what reading leaves of the heap

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import outliers
-from outliers.commands.trace import OneModel
+from outliers.commands.trace import Tracing
 from outliers.errors import UserError
 from outliers.models.anatomy import projections, state_readers
 from outliers.models.anatomy.experts import call_by_projection
@@ -165,9 +165,9 @@ def test_a_trace_of_an_earlier_version_has_none(blocks, tmp_path):
 
 def test_a_run_writes_one(tmp_path):
     spec = {"model": "pocket/gpt2-0.1m", "blocks": 2, "block": 64}
-    trace_model(OneModel(**spec), tmp_path)
+    trace_model(Tracing(**spec), tmp_path)
     assert not (tmp_path / "imatrix.gguf").exists()
-    trace_model(OneModel(**spec, imatrix=True), tmp_path)  # the trace is there already
+    trace_model(Tracing(**spec, imatrix=True), tmp_path)  # the trace is there already
     fields, tensors = read(tmp_path / "imatrix.gguf")
     assert fields["imatrix.datasets"] == ["sample"]
     assert weights_of(tensors) == {

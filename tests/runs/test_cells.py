@@ -36,7 +36,7 @@ from outliers.quantization.schemes import Scheme
 from outliers.runs.rows import Rows, read_rows
 from outliers.runs.run import run, stored_rows
 from outliers.show.section import Context
-from outliers.subjects.causal import Causal
+from outliers.subjects.causal import ModelWithText
 from outliers.subjects.cell import Cell
 from outliers.subjects.configured import Configured
 from outliers.subjects.model_cache import ModelCache
@@ -54,7 +54,7 @@ FIELDS = st.dictionaries(st.text(max_size=3), st.integers(0, 9) | st.text(max_si
 
 
 def test_what_rides_on_one_pass_is_answered_at_once():
-    model = Causal(MODEL, None, Experiment(name="text", block=16, blocks=1))
+    model = ModelWithText(MODEL, None, Experiment(name="text", block=16, blocks=1))
     pairs = [
         *((records.Top1, "zero(3)"), (records.Sinks, "zero(5)"), (records.Top1, "absmax+zero(5)")),
         *((records.Errors, "absmax"), (records.Errors, "llm.int8"), (records.Places, "absmax")),
@@ -121,19 +121,19 @@ def test_equal_weights_under_two_names_are_timed_twice(tmp_path):
 
 
 def test_one_model_in_memory_serves_all_texts_and_knows_each():
-    texts = [Causal(MODEL, None, Experiment(name="text", block=block, blocks=2)) for block in (16, 32)]
+    texts = [ModelWithText(MODEL, None, Experiment(name="text", block=block, blocks=2)) for block in (16, 32)]
     with Progress(0) as bar:
         model_cache = ModelCache(bar)
     one, other = (subject.load(model_cache) for subject in texts)
     assert other is one
     known = [model_cache.knowing([outliers.variant("mean(3)")], subject)[0].intervention.means for subject in texts]
     assert not torch.equal(*(of_text[0, "attn_in"] for of_text in known))
-    half = Causal(MODEL, None, Experiment(name="text", block=16, blocks=2, dtype="bfloat16"))
+    half = ModelWithText(MODEL, None, Experiment(name="text", block=16, blocks=2, dtype="bfloat16"))
     assert half.load(model_cache) is not one
 
 
 def test_a_cell_is_called_by_its_variant_where_one_is_meant():
-    assert Cell(Causal(MODEL, None, Experiment(name="text")), EXACT, Perplexity()).name == "fp32, perplexity"
+    assert Cell(ModelWithText(MODEL, None, Experiment(name="text")), EXACT, Perplexity()).name == "fp32, perplexity"
     assert Cell(Configured(MODEL), EXACT, Footprint()).name == "memory"
 
 

@@ -17,7 +17,7 @@ from outliers.commands.ablate import Ablation
 from outliers.commands.damage import Damage
 from outliers.commands.emergence import Emergence
 from outliers.commands.sweep import Sweep
-from outliers.commands.trace import OneModel
+from outliers.commands.trace import Tracing
 from outliers.config.experiment import Experiment
 from outliers.runs import cluster
 from outliers.runs.cluster import Cluster
@@ -205,8 +205,8 @@ def test_a_variant_that_fails_costs_its_cells_alone(tmp_path):
 
 def test_a_trace_in_parts_is_the_trace_of_all(tmp_path):
     spec = {"model": "pocket/gpt2-1.7m", "block": 64, "blocks": 6, "alpha": 3, "by_token": True}
-    want, want_rows = trace_model(OneModel(**spec), tmp_path / "here")
-    found, rows = trace_model(OneModel(**spec, engine="ray"), tmp_path / "there")
+    want, want_rows = trace_model(Tracing(**spec), tmp_path / "here")
+    found, rows = trace_model(Tracing(**spec, engine="ray"), tmp_path / "there")
     assert found.sketch == want.sketch
     assert found.labels == want.labels
     assert found.names == want.names
@@ -217,7 +217,7 @@ def test_a_trace_in_parts_is_the_trace_of_all(tmp_path):
         assert row["value"] == pytest.approx(other["value"], rel=1e-12)
     assert Trace.load(tmp_path / "there" / "trace").sequences == 6
     (tmp_path / "there" / "rows.jsonl").unlink()  # as if it was killed between the trace and its rows
-    assert lasting(trace_model(OneModel(**spec, engine="ray"), tmp_path / "there")[1]) == lasting(rows)
+    assert lasting(trace_model(Tracing(**spec, engine="ray"), tmp_path / "there")[1]) == lasting(rows)
 
 
 def test_emergence_measures_equal_weights_once(tmp_path):
@@ -248,7 +248,7 @@ def test_a_checkpoint_that_changes_between_workers_is_named(constants, tmp_path)
     # Each pass is seen to use another file: first the one that describes the model, then the one that traces it.
     constants("outliers.runs.cluster.Cluster", run=then_change)
     constants("outliers.runs.cluster", _model_cache=None)
-    spec = OneModel(model=str(model), block=64, blocks=6, engine="ray")
+    spec = Tracing(model=str(model), block=64, blocks=6, engine="ray")
     rows = run(spec, tmp_path / "out")
     assert any(f"the weights of '{model}' changed while they were measured" in row.get("failed", "") for row in rows)
     assert "trace" in {row["metric"] for row in rows}, "which has no values"

@@ -13,7 +13,7 @@ from outliers.commands.latency import Latency
 from outliers.commands.memory import Memory
 from outliers.commands.origins import Account
 from outliers.commands.plan import Planning
-from outliers.commands.trace import OneModel
+from outliers.commands.trace import Tracing
 from outliers.commands.zeroshot import ZeroShot
 from outliers.runs.rows import FILE, Rows
 from tests.conftest import lasting, needs_harness
@@ -24,7 +24,7 @@ TEXT = {"block": 32, "blocks": 2, "alpha": 3}
 MEASURES = ["agreement", "keys", "range", "top1", "sinks", "token_losses"]
 MEASURED = {
     "sweep": Sweep(models=[MODEL], schemes=["fp32", "zeropoint", "llm.int8"], draws=2, **TEXT),
-    "trace": OneModel(model=MODEL, **TEXT),
+    "trace": Tracing(model=MODEL, **TEXT),
     "ablate": Ablation(model=MODEL, features=[3, 7], methods=["mean", "shuffle"], **TEXT),
     "origins": Account(
         model=MODEL, features=[3], by="writers,readers,weights,keys", places="q,up", controls=2, neurons=1, **TEXT

@@ -8,7 +8,7 @@ import torch
 
 from outliers import Sweep, UserError, load_model, load_text, load_tokenizer, quantize, run, sweep
 from outliers.commands.ablate import Ablation
-from outliers.commands.trace import OneModel
+from outliers.commands.trace import Tracing
 from outliers.config.files import make_experiment, read_experiment
 from outliers.metrics import states
 from outliers.metrics.perplexity import Loss, perplexity
@@ -73,7 +73,7 @@ def test_what_a_broken_model_loses_is_said_and_what_is_finished_stays(tmp_path):
 def test_the_folder_of_results_is_in_results(model, revision, folder, tmp_path, monkeypatch):
     (tmp_path / "here" / "deep").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here")
-    spec = OneModel(model=model, revision=revision)
+    spec = Tracing(model=model, revision=revision)
     if folder:
         assert str(spec.folder) == f"results/{folder}"
     else:
@@ -192,7 +192,7 @@ def test_rows_with_the_first_token_are_others(tmp_path):
         predicted = model(blocks).logits[:, :-1].log_softmax(-1).gather(2, blocks[:, 1:, None])
     assert rows[2]["value"] == pytest.approx(predicted.double().mean().neg().exp().item(), rel=1e-5)
     field = {"model": "pocket/gpt2-0.1m", "block": 64, "blocks": 4, "bos": True}
-    _, traced = trace_model(OneModel(**field), tmp_path / "trace")
+    _, traced = trace_model(Tracing(**field), tmp_path / "trace")
     ablated = run(Ablation(**field, features=[3]), tmp_path / "ablation")
     assert {row["protocol"] for row in (*traced, *ablated)} == {"first-blocks+bos"}
     assert next(row["value"] for row in traced if row["metric"] == "perplexity") == rows[2]["value"]

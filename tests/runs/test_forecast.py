@@ -17,7 +17,7 @@ from outliers.commands.ablate import Ablation
 from outliers.commands.damage import Damage
 from outliers.commands.latency import Latency
 from outliers.commands.sweep import Sweep
-from outliers.commands.trace import OneModel
+from outliers.commands.trace import Tracing
 from outliers.config.experiment import Experiment
 from outliers.metrics.measurement import MemoryNeeds, stored_bytes
 from outliers.models.load import find_config
@@ -105,7 +105,7 @@ def test_every_architecture_has_a_shape(case):
     assert need_of(asked(model.config, model=("pocket/gpt2-0.1m", None), block=8), MUCH).memory > PROCESS
 
 
-SPECS = {"trace": OneModel, "ablation": Ablation, "damage": Damage}
+SPECS = {"trace": Tracing, "ablation": Ablation, "damage": Damage}
 
 
 def share_forecast(spec: Experiment, rows: list[dict]) -> float:
@@ -146,8 +146,8 @@ def test_what_a_run_needs_is_counted(opt):
     assert (wide, copied) == ((4, 0), (1, 1))
     in_bfloat16 = [need(opt, MemoryNeeds(of), blocks=8, dtype="bfloat16") for of in [(wide,), (wide, copied)]]
     assert in_bfloat16[0] == in_bfloat16[1]
-    assert need(opt, MemoryNeeds(attention=3), blocks=8).memory == whole + 2 * 4 * 3 * 32 * 256**2
-    logits = need(opt, MemoryNeeds(logits=2), blocks=8).memory
+    assert need(opt, MemoryNeeds(attention_matrices=3), blocks=8).memory == whole + 2 * 4 * 3 * 32 * 256**2
+    logits = need(opt, MemoryNeeds(logit_matrices=2), blocks=8).memory
     assert logits == whole - PASSING + 2 * 4 * 2 * 256 * 50272
 
 
@@ -155,11 +155,11 @@ def test_a_streamed_run_has_one_layer_and_what_is_kept_of_all_blocks(opt):
     streamed = {"blocks": 8, "stream": True}
     weights = 4 * (OUTSIDE + LAYER)
     least = PROCESS + LEFT + weights + PASSING
-    assert need(opt, MemoryNeeds(variants=3), **streamed).memory == least + 3 * 8 * STATES
-    on_disk = need(opt, MemoryNeeds(variants=3), **streamed, memory=3 * 8 * STATES - 1)
+    assert need(opt, MemoryNeeds(variant_count=3), **streamed).memory == least + 3 * 8 * STATES
+    on_disk = need(opt, MemoryNeeds(variant_count=3), **streamed, memory=3 * 8 * STATES - 1)
     assert (on_disk.memory, on_disk.disk) == (least, 3 * 8 * STATES)
-    assert need(opt, MemoryNeeds(roles=2), **streamed).memory == least + (1 + 2) * 8 * STATES
-    in_part = need(opt, MemoryNeeds(roles=2), **streamed, memory=8 * STATES)
+    assert need(opt, MemoryNeeds(kept_states=2), **streamed).memory == least + (1 + 2) * 8 * STATES
+    in_part = need(opt, MemoryNeeds(kept_states=2), **streamed, memory=8 * STATES)
     assert (in_part.memory, in_part.disk) == (least + 8 * STATES, 2 * 8 * STATES)
     assert pickle.loads(pickle.dumps(on_disk)) == on_disk
 

@@ -34,7 +34,7 @@ from outliers.metrics.latency import latency
 from outliers.metrics.records import Perplexity, ZeroShotMetric
 from outliers.runs.planner import Planner
 from outliers.runs.run import RENDERING, of_all, rendering, shared_bar
-from outliers.subjects.causal import Causal
+from outliers.subjects.causal import ModelWithText
 from outliers.subjects.cell import Cell
 from outliers.subjects.model_cache import Counted
 from outliers.terminal import progress as module
@@ -264,11 +264,11 @@ STORIES = {
         *(
             2,
             ("wait", 15),
-            ("advance", 0.25),
+            ("set_share", 0.25),
             ("wait", 15),
-            ("advance", 0.5),
+            ("set_share", 0.5),
             ("wait", 15),
-            ("advance", 0.75),
+            ("set_share", 0.75),
             ("left", 75),
         ),
         *(("work", 15), ("left", 60)),
@@ -298,7 +298,7 @@ def test_what_is_left(story, clock):
 def test_layers_of_a_streamed_model_move_the_steps_of_all_blocks(clock):
     with Progress(8, clock=clock) as bar:
         assert list(Counted(torch.arange(4), bar, 2, streamed=True)) == [0, 1, 2, 3]
-        bar.advance(0.5)
+        bar.set_share(0.5)
         assert bar.n + bar.inside == 4
 
 
@@ -349,7 +349,7 @@ def test_what_a_run_says_as_its_steps_end(total, seconds, said, clock, caplog, l
 def test_blocks_alone_take_as_long_as_a_model_is_large():
     planner = Planner(None, None, None, "")
     planner.sizes = {MODEL: 118_944}
-    subject = Causal(MODEL, None, Cells(models=[MODEL]))
+    subject = ModelWithText(MODEL, None, Cells(models=[MODEL]))
     assert planner.steps([Cell(subject, EXACT, Perplexity())]).size == 118_944
     assert planner.steps([Cell(subject, EXACT, ZeroShotMetric())]).size == 0
 

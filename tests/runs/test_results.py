@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from outliers import Sweep, Trace, UserError, run, sweep
 from outliers.commands.ablate import Ablation
 from outliers.commands.emergence import Emergence
-from outliers.commands.trace import OneModel
+from outliers.commands.trace import Tracing
 from outliers.files import write_whole
 from outliers.models.names import POCKET
 from outliers.runs.frame import records_in
@@ -28,7 +28,7 @@ from tests.typed import call
 MODEL = "pocket/gpt2-0.1m"
 SMALL = {"block": 32, "blocks": 2}
 SWEPT = Sweep(name="small", models=[MODEL], schemes=["fp32", "absmax", "llm.int8"], **SMALL)
-TRACED = OneModel(model=MODEL, alpha=3, **SMALL)
+TRACED = Tracing(model=MODEL, alpha=3, **SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -448,8 +448,8 @@ def test_rows_of_other_experiments_are_of_any_model(two):
 def test_a_folder_is_named_by_where_it_is(two, monkeypatch):
     monkeypatch.chdir("a/hf")
     for spelling in (".", "./", "../hf/."):
-        assert OneModel(model=spelling).folder == Path("results/trace/hf")
-    assert OneModel(model="..").folder == Path("results/trace/a")
+        assert Tracing(model=spelling).folder == Path("results/trace/hf")
+    assert Tracing(model="..").folder == Path("results/trace/a")
 
 
 def test_a_trace_without_rows_is_of_its_model(traced, tmp_path):

@@ -24,7 +24,7 @@ from outliers.commands.ablate import Ablation
 from outliers.commands.damage import Damage
 from outliers.commands.emergence import Emergence
 from outliers.commands.latency import Latency
-from outliers.commands.trace import OneModel
+from outliers.commands.trace import Tracing
 from outliers.files import LEFT, LOCK, OWNER, locked, write_whole
 from outliers.metrics import states
 from outliers.models import load
@@ -402,19 +402,19 @@ def test_rows_survive_where_tables_and_figures_do_not_fit(monkeypatch, capsys, s
 @pytest.mark.nightly("outliers/runs/", "outliers/files.py")
 def test_a_trace_survives_a_full_disk(small_disk, tmp_path):
     fields = {"model": MODEL, "block": 64, "blocks": 2}
-    found, rows = trace_model(OneModel(**fields, alpha=3), tmp_path / "whole")
+    found, rows = trace_model(Tracing(**fields, alpha=3), tmp_path / "whole")
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "whole").iterdir()}
     disk = small_disk(str(sizes["trace.safetensors"]))  # the lock is there already
     with pytest.raises(UserError, match="No space left on device"):
-        trace_model(OneModel(**fields, alpha=3), disk)
+        trace_model(Tracing(**fields, alpha=3), disk)
     assert names(disk) == set(), "no part of it"
     subprocess.run(["mount", "-o", f"remount,size={sum(sizes.values()) * 2}", disk], check=True)
-    assert lasting(trace_model(OneModel(**fields, alpha=3), disk)[1]) == lasting(rows)
+    assert lasting(trace_model(Tracing(**fields, alpha=3), disk)[1]) == lasting(rows)
     assert Trace.load(disk / "trace").sketch == found.sketch
     kept = read_rows(disk)
     (disk / "filler").write_bytes(b"0" * (sum(sizes.values()) - 2**15))
     with pytest.raises(UserError, match="No space left on device"):
-        trace_model(OneModel(**fields, alpha=2), disk)
+        trace_model(Tracing(**fields, alpha=2), disk)
     assert read_rows(disk) == kept
     assert names(disk) == {"rows.jsonl", "trace.safetensors", "excerpt.safetensors", "filler"}
 
@@ -528,7 +528,7 @@ TIMED = {"schemes": ["llm.int8"], "dtype": "float32", "batches": [1], "prompt": 
     ("spec", "module", "step"),
     [
         (lambda name: Emergence(models=[name], alpha=3, **TEXT), "metrics.trace", "traces"),
-        (lambda name: Ablation(model=name, features=[3], **TEXT), "metrics.attention", "attended"),
+        (lambda name: Ablation(model=name, features=[3], **TEXT), "metrics.attention", "attention_results"),
         (lambda name: Damage(model=name, **TEXT), "metrics.errors", "block_errors"),
         (lambda name: Latency(models=[name], **TIMED), "metrics.latency", "latency"),
     ],

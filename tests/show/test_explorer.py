@@ -15,7 +15,7 @@ import torch
 from outliers import Trace, UserError, load_model, run, trace
 from outliers.commands.damage import Damage
 from outliers.commands.origins import Account
-from outliers.commands.trace import OneModel
+from outliers.commands.trace import Tracing
 from outliers.paper.report import experiments_of, report_experiments
 from outliers.runs.traces import EXCERPT
 from outliers.show.explorer import CELLS, Explorer, map_of, plotly
@@ -39,9 +39,9 @@ DRAWN = "[...document.querySelectorAll('.explorer')].every(one => 'drawn' in one
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory) -> tuple[OneModel, Path, list[dict]]:
+def traced(tmp_path_factory) -> tuple[Tracing, Path, list[dict]]:
     """The trace of a small model, in its folder."""
-    spec, folder = OneModel(**SMALL), tmp_path_factory.mktemp("trace")
+    spec, folder = Tracing(**SMALL), tmp_path_factory.mktemp("trace")
     return spec, folder, run(spec, folder)
 
 
@@ -90,7 +90,7 @@ def test_a_finished_trace_gets_its_excerpt_and_keeps_it(traced):
 
 
 def test_a_streamed_model_reads_its_layers_no_further_time(tmp_path):
-    spec = OneModel(**SMALL, stream=True)
+    spec = Tracing(**SMALL, stream=True)
     rows = run(spec, tmp_path)
     assert not (tmp_path / EXCERPT).exists()
     section = trace_rows_section(rows, Context(spec, tmp_path))

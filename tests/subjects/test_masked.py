@@ -18,7 +18,7 @@ from outliers.config.experiment import Experiment
 from outliers.models.anatomy import projections
 from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.runs.run import show
-from outliers.subjects.causal import Causal
+from outliers.subjects.causal import ModelWithText
 from outliers.subjects.masked import masked_text
 from tests.subjects.test_families import make
 from tests.typed import refused
@@ -85,7 +85,7 @@ def settings(folder, kind=Experiment, **options):
 )
 def test_options_of_others(folder, options, message):
     with pytest.raises(UserError, match=message):
-        Causal(str(folder), None, settings(folder, **options)).prepare()
+        ModelWithText(str(folder), None, settings(folder, **options)).prepare()
 
 
 def test_a_subject_whose_tokenizer_has_no_mask_token(monkeypatch, capsys, folder, tmp_path):

@@ -13,9 +13,9 @@ from outliers import Ablated, Intervention, Trace, UserError, run
 from outliers.commands.ablate import Ablation
 from outliers.commands.latency import Latency
 from outliers.commands.origins import Account
-from outliers.commands.trace import OneModel
+from outliers.commands.trace import Tracing
 from outliers.config.experiment import Experiment
-from outliers.metrics.attention import attended
+from outliers.metrics.attention import attention_results
 from outliers.metrics.latency import encoding, latency
 from outliers.metrics.sinks import COMPUTATION as SINKS
 from outliers.metrics.top1 import COMPUTATION as TOP1
@@ -25,7 +25,7 @@ from outliers.models.stream import stream_model
 from outliers.runs.frame import records_in
 from outliers.runs.run import show
 from outliers.show.section import Context
-from outliers.subjects.causal import Causal
+from outliers.subjects.causal import ModelWithText
 from outliers.subjects.model_cache import describe, protocol_of
 from outliers.text.blocks import tokens_hash
 from outliers.tracing.trace import traces
@@ -59,7 +59,7 @@ def test_wo_stays_in_float32(folder):
     kept = [name for name, one in loaded.named_parameters() if one.dtype == torch.float32]
     assert len(kept) == 5 and all(name.endswith("wo.weight") for name in kept)
     assert outliers.perplexity(loaded, examples("t5")) == outliers.perplexity(streamed, examples("t5"))
-    provenance = describe(Causal(str(folder("t5")), None, Experiment(name="x", dtype="float16")), loaded)
+    provenance = describe(ModelWithText(str(folder("t5")), None, Experiment(name="x", dtype="float16")), loaded)
     assert provenance["float32_parameters"] == 5 * 32 * 64
 
 
@@ -82,7 +82,7 @@ def settings(folder, **fields) -> dict:
 )
 def test_what_is_predicted(folder, case, sentinels, fields, found):
     place = folder(case, sentinels)
-    subject = Causal(str(place), None, Experiment(name="x", **settings(place, **fields)))
+    subject = ModelWithText(str(place), None, Experiment(name="x", **settings(place, **fields)))
     if found.startswith("first-blocks"):
         assert protocol_of(subject.experiment, subject.blocks) == found
         assert subject.request.get("objective") == fields.get("objective")
@@ -93,7 +93,9 @@ def test_what_is_predicted(folder, case, sentinels, fields, found):
 
 def test_seeds_of_spans(folder):
     place = folder("t5")
-    subjects = [Causal(str(place), None, Experiment(name="x", **settings(place, mask_seed=seed))) for seed in (0, 0, 1)]
+    subjects = [
+        ModelWithText(str(place), None, Experiment(name="x", **settings(place, mask_seed=seed))) for seed in (0, 0, 1)
+    ]
     hashes = [tokens_hash(subject.blocks) for subject in subjects]
     assert hashes[0] == hashes[1] != hashes[2]
     assert [subject.request.get("mask_seed") for subject in subjects] == [None, None, 1]
@@ -108,7 +110,7 @@ def planted(tmp_path_factory):
 @pytest.fixture(scope="session")
 def traced(planted, tmp_path_factory):
     """What a trace with tokens keeps, its rows and its section."""
-    spec, out = OneModel(model=str(planted), by_token=True, **settings(planted)), tmp_path_factory.mktemp("trace")
+    spec, out = Tracing(model=str(planted), by_token=True, **settings(planted)), tmp_path_factory.mktemp("trace")
     rows = run(spec, out)
     return spec, out, rows, trace_rows_section(rows, Context(spec, out))
 
@@ -119,7 +121,7 @@ def test_each_view_is_traced_and_kept(traced, planted):
     assert list(counts) == ["encoder", "decoder", "cross"]
     assert [row["features"] for row in counts.values()] == [[5, 17], [5, 17], []]
     assert [row["layers"] for row in counts.values()] == [[0, 2], [2, 5], [2, 5]]
-    model, blocks = outliers.load_model(str(planted)), Causal(str(planted), None, spec).blocks
+    model, blocks = outliers.load_model(str(planted)), ModelWithText(str(planted), None, spec).blocks
     for stack in counts:
         kept, alone = Trace.load(out / f"trace.{stack}"), outliers.trace(model, blocks, stack=stack)
         assert kept.roles == alone.roles
@@ -158,7 +160,7 @@ def test_attention_is_told_apart(planted):
         given = {"input_ids": blocks[0].ids[None], "labels": blocks[0].labels[None]}
         out = model(**given, output_attentions=True, use_cache=False)
     expected = {"encoder": out.encoder_attentions, "decoder": out.decoder_attentions, "cross": out.cross_attentions}
-    (((of_top1, of_sinks)),) = attended(model, blocks, [(Ablated(Intervention(())), [TOP1, SINKS])])
+    (((of_top1, of_sinks)),) = attention_results(model, blocks, [(Ablated(Intervention(())), [TOP1, SINKS])])
     for stack, layers in expected.items():
         top1 = torch.stack([layer.amax(-1).double().mean() for layer in layers]).mean().item()
         assert TOP1.values([of_top1[stack]])[0]["value"] == pytest.approx(top1, rel=1e-6)
@@ -180,7 +182,7 @@ def test_features_of_a_stack_are_taken_out_in_its_layers(planted, tmp_path):
     where = {row["ablated"]: row["where"] for row in rows}
     assert where == {"encoder": ["attn_in"], "decoder": ["attn_in"]}
     assert {row["variant"] for row in rows} == {"mean(5,17@layers.0:2.attn_in)", "mean(5,17@layers.2:5.attn_in)"}
-    model, blocks = outliers.load_model(str(planted)), Causal(str(planted), None, spec).blocks
+    model, blocks = outliers.load_model(str(planted)), ModelWithText(str(planted), None, spec).blocks
     for stack in ("encoder", "decoder"):
         table = outliers.ablate(model, blocks, [5, 17], methods=["mean"], stack=stack)
         of_stack = {row["metric"]: row["value"] for row in rows if {row["ablated"], row.get("stack", stack)} == {stack}}

@@ -19,12 +19,12 @@ from outliers.commands.ablate import Ablation
 from outliers.commands.damage import Damage
 from outliers.commands.emergence import Emergence
 from outliers.commands.sweep import Sweep
-from outliers.commands.trace import OneModel
+from outliers.commands.trace import Tracing
 from outliers.config.experiment import Experiment
 from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.models.load import load_config, load_processor
 from outliers.runs.run import show
-from outliers.subjects.causal import Causal
+from outliers.subjects.causal import ModelWithText
 from outliers.subjects.served import Served
 from outliers.subjects.vision import pictures
 from tests.subjects.test_families import SIZES, VIT, make
@@ -178,16 +178,16 @@ def test_bad_pictures(saved, case):
     spoil, message = SPOILED[case]
     spoil(saved / "pictures", saved / "pictures" / "dog" / "0.png")
     with pytest.raises(UserError, match=message):
-        Causal(str(saved / "vit"), None, Experiment(name="x", text=str(saved / "pictures"), blocks=24)).prepare()
+        ModelWithText(str(saved / "vit"), None, Experiment(name="x", text=str(saved / "pictures"), blocks=24)).prepare()
 
 
 @pytest.mark.parametrize(
     ("kind", "option", "message"),
     [
-        (Causal, {"bos": True}, "leave --bos out"),
-        (Causal, {"blocks": 25}, "has 24 pictures, not 25"),
-        (Causal, {"blocks": 3}, ""),
-        (Causal, {"block": 64}, "leave --block out"),
+        (ModelWithText, {"bos": True}, "leave --bos out"),
+        (ModelWithText, {"blocks": 25}, "has 24 pictures, not 25"),
+        (ModelWithText, {"blocks": 3}, ""),
+        (ModelWithText, {"block": 64}, "leave --block out"),
         (Served, {"blocks": 3, "block": 64}, ""),
     ],
 )
@@ -220,7 +220,7 @@ def test_tower_without_a_classifier(saved, kind, fields):
     loaded, shown = outliers.load_model(name), torch.randn(1, 3, 16, 16)
     state = next(outliers.hidden_states(loaded, Examples(shown, torch.tensor([[IGNORED]])), 1))
     assert torch.equal(state, made(shown, output_hidden_states=True).hidden_states[2][0])
-    rows = run(OneModel(name="trace", model=name, text=text, blocks=3), out=saved / "trace")
+    rows = run(Tracing(name="trace", model=name, text=text, blocks=3), out=saved / "trace")
     assert any(row["metric"] == "count" for row in rows) and not any(row["metric"] == "perplexity" for row in rows)
     asked = Damage(name="damage", model=name, text=text, blocks=3, by=["error"], schemes=["absmax"])
     errors = [row["value"] for row in run(asked, out=saved / "damage") if row["metric"] == "damage.error"]

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from outliers import Sweep, UserError, load_tokenizer, sweep
-from outliers.commands.trace import OneModel
+from outliers.commands.trace import Tracing
 from outliers.text.blocks import find_text, load_text, sequences, tokens_hash
 from outliers.text.documents import read_file, sample
 from outliers.text.given import text_name
@@ -249,7 +249,7 @@ def test_documents_of_ones_own(tokenizer, tmp_path, text, name):
     assert torch.equal(blocks, load_text(tmp_path / "a.jsonl", tokenizer, 8, 4))
     assert torch.equal(blocks, load_text(iter(DOCUMENTS), tokenizer, 8, 4)), "what can be read once"
     assert (text_name(text), find_text(text).protocol) == (name, "first-blocks")
-    spec = OneModel(model="x", text=text)
+    spec = Tracing(model="x", text=text)
     assert spec.text is text
     assert spec.model_copy(update={"blocks": 1}).text is text
     assert list(spec.model_dump()["text"]) == list(text)
@@ -406,7 +406,7 @@ def test_templates_that_refuse_a_conversation(chatting, template, reason):
 @pytest.mark.parametrize("text", ["", "two\nlines", 7, None, {"a": 1}, iter(DOCUMENTS)])
 def test_texts_that_an_experiment_does_not_take(text):
     with pytest.raises(UserError, match="field 'text': "):
-        OneModel(model="x", text=text)
+        Tracing(model="x", text=text)
 
 
 def test_rows_of_a_text_of_ones_own(tmp_path):

@@ -7,7 +7,7 @@ import safetensors.torch
 import torch
 
 import outliers
-from outliers.commands.trace import OneModel
+from outliers.commands.trace import Tracing
 from outliers.criterion import in_transformerlens
 from outliers.errors import UserError
 from outliers.models.load import load_model, weights_hash
@@ -114,7 +114,7 @@ def test_padding_is_never_marked(planted, blocks, side):
 
 
 def test_a_run_writes_them(tmp_path):
-    trace, rows = trace_model(OneModel(model="pocket/gpt2-1.7m", blocks=2, block=128, masks=True), tmp_path)
+    trace, rows = trace_model(Tracing(model="pocket/gpt2-1.7m", blocks=2, block=128, masks=True), tmp_path)
     written = json.loads((tmp_path / "masks.json").read_text())
     assert (written["labels"]["model"], written["labels"]["text"]) == ("pocket/gpt2-1.7m", "sample")
     assert {name: written["labels"][name] for name in ("tokens_hash", "weights_hash")} == {

@@ -7,7 +7,7 @@ from outliers import load_model, perplexities, perplexity
 from outliers.config.experiment import Experiment
 from outliers.models.hooks import attention_hooks
 from outliers.models.stream import AS_IT_IS, stream_model
-from outliers.subjects.causal import Causal
+from outliers.subjects.causal import ModelWithText
 from outliers.variants.unattended import Unattended
 from tests.conftest import FIVE, slow_but
 from tests.small_models import make_model
@@ -38,7 +38,7 @@ def test_a_position_behind_the_text_changes_nothing(blocks):
 def test_no_position_of_an_encoder_attends(name):
     """Where all positions see each other, all others; and the mask stays one that lets them see the rest."""
     model = load_model(name)
-    blocks = Causal(name, None, Experiment(name="text", block=32, blocks=2)).blocks
+    blocks = ModelWithText(name, None, Experiment(name="text", block=32, blocks=2)).blocks
     seen, some = [], Unattended((3,))
     with some.on(model), attention_hooks(model, lambda _layer, found, *_more: seen.append(found)):
         perplexity(model, blocks)

@@ -11,7 +11,7 @@ from transformers import MambaConfig, MambaForCausalLM
 from outliers import SCHEMES, Cells, Intervention, Quantized, Trace, UserError, ablate, perplexity
 from outliers.commands.ablate import Ablation
 from outliers.commands.emergence import Emergence
-from outliers.commands.trace import OneModel
+from outliers.commands.trace import Tracing
 from outliers.criterion import OF_EVERY_STACK, PAPER
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
@@ -39,7 +39,7 @@ def in_any_order(rows: list[dict]) -> list[str]:
 
 
 def test_trace_rows_are_what_the_api_measures(tmp_path):
-    found, rows = trace_model(OneModel(**TRACED), tmp_path)
+    found, rows = trace_model(Tracing(**TRACED), tmp_path)
     assert in_any_order(records_in(tmp_path)) == in_any_order(rows)
     model, blocks = load_model(TRACED["model"]), sample_blocks(TRACED["model"], 64, 6)
     want = trace(model, blocks, alpha=3)
@@ -64,8 +64,8 @@ def test_trace_rows_are_what_the_api_measures(tmp_path):
 
 def test_a_kept_trace_without_tokens_is_made_again_for_them(tmp_path):
     """And not otherwise; the rows are those of before, for none has anything of it."""
-    plain, rows = trace_model(OneModel(**TRACED), tmp_path)
-    found, again = trace_model(OneModel(**TRACED, by_token=True), tmp_path)
+    plain, rows = trace_model(Tracing(**TRACED), tmp_path)
+    found, again = trace_model(Tracing(**TRACED, by_token=True), tmp_path)
     assert again == rows
     assert not plain.names
     assert all(torch.equal(value, found.statistics[name]) for name, value in plain.statistics.items())
@@ -74,14 +74,14 @@ def test_a_kept_trace_without_tokens_is_made_again_for_them(tmp_path):
     assert found.tokens(3).equals(want.tokens(3))
     written = (tmp_path / "trace.safetensors").stat().st_mtime_ns
     for by_token in (False, True):
-        assert trace_model(OneModel(**TRACED, by_token=by_token), tmp_path)[0].names == found.names
+        assert trace_model(Tracing(**TRACED, by_token=by_token), tmp_path)[0].names == found.names
     assert (tmp_path / "trace.safetensors").stat().st_mtime_ns == written
 
 
 def test_traces_of_all_requests_are_kept(tmp_path):
     """The last one in its place, others below `earlier`, with what was made of them; none is traced again, as rows
     would say by their seconds, and files by their own."""
-    specs = {blocks: OneModel(**TRACED | {"blocks": blocks}, masks=True) for blocks in (6, 2, 4)}
+    specs = {blocks: Tracing(**TRACED | {"blocks": blocks}, masks=True) for blocks in (6, 2, 4)}
     kept, beside = {}, ["excerpt.safetensors", "masks.safetensors", "masks.json"]
     for blocks, spec in specs.items():
         kept[blocks] = trace_model(spec, tmp_path)[1]
@@ -98,10 +98,10 @@ def test_traces_of_all_requests_are_kept(tmp_path):
 
 def test_a_kept_trace_of_other_roles_is_not_taken_for_this(tmp_path):
     """As a version of this project that traced fewer has left it."""
-    found, rows = trace_model(OneModel(**TRACED), tmp_path)
+    found, rows = trace_model(Tracing(**TRACED), tmp_path)
     found.labels["roles"] = list(PAPER)
     found.save(tmp_path / "trace")
-    again, new = trace_model(OneModel(**TRACED), tmp_path)
+    again, new = trace_model(Tracing(**TRACED), tmp_path)
     assert again.labels["roles"] == list(OF_EVERY_STACK)
     assert new == rows
 
@@ -110,12 +110,12 @@ def test_emergence_traces_what_the_paper_looks_at(tmp_path, calls_of):
     traced = calls_of("outliers.metrics.trace.traces")
     rows = run(Emergence(models=[TRACED["model"]], block=64, blocks=6, alpha=3), tmp_path / "family")
     assert [tuple(roles) for _, _, roles, *_ in traced] == [PAPER]
-    _, of_one = trace_model(OneModel(**TRACED), tmp_path / "one")
+    _, of_one = trace_model(Tracing(**TRACED), tmp_path / "one")
     assert metrics(rows) == metrics(of_one)
 
 
 def test_a_trace_goes_on_where_it_stopped(tmp_path, constants, calls_of):
-    want = lasting(trace_model(OneModel(**TRACED), tmp_path / "whole")[1])
+    want = lasting(trace_model(Tracing(**TRACED), tmp_path / "whole")[1])
     constants("outliers.runs.planner", SECONDS_BETWEEN_SAVES=0)
 
     def stop(calls):
@@ -124,26 +124,26 @@ def test_a_trace_goes_on_where_it_stopped(tmp_path, constants, calls_of):
 
     read = calls_of("outliers.metrics.trace.traces", stop)
     with pytest.raises(KeyboardInterrupt):
-        trace_model(OneModel(**TRACED), tmp_path / "cut")
+        trace_model(Tracing(**TRACED), tmp_path / "cut")
     assert Trace.load(tmp_path / "cut" / "trace").sequences == 4
     assert not (tmp_path / "cut" / "rows.jsonl").exists()
     streamed = shutil.copytree(tmp_path / "cut", tmp_path / "streamed")
     read[:] = [None] * 3  # one more pass may be made, over the two blocks that are missing
-    rows = trace_model(OneModel(**TRACED, stream=True), streamed)[1]
+    rows = trace_model(Tracing(**TRACED, stream=True), streamed)[1]
     assert [row["value"] for row in rows] == pytest.approx([row["value"] for row in want], rel=1e-9)
     read[:] = [None] * 2  # two more blocks may be read, and two are missing
-    assert lasting(trace_model(OneModel(**TRACED), tmp_path / "cut")[1]) == want
+    assert lasting(trace_model(Tracing(**TRACED), tmp_path / "cut")[1]) == want
     read[:] = [None] * 4  # none may be read
-    assert lasting(trace_model(OneModel(**TRACED), tmp_path / "cut")[1]) == want
+    assert lasting(trace_model(Tracing(**TRACED), tmp_path / "cut")[1]) == want
     with pytest.raises(KeyboardInterrupt):
-        trace_model(OneModel(**TRACED), tmp_path / "cut", force=True)
+        trace_model(Tracing(**TRACED), tmp_path / "cut", force=True)
     with pytest.raises(KeyboardInterrupt):
-        trace_model(OneModel(**{**TRACED, "alpha": 2}), tmp_path / "cut")
+        trace_model(Tracing(**{**TRACED, "alpha": 2}), tmp_path / "cut")
 
 
 def test_what_is_saved_of_a_trace_is_its_beginning(tmp_path, monkeypatch, constants):
     """Also where the last blocks arrive first, as from several machines."""
-    want, _ = trace_model(OneModel(**TRACED), tmp_path / "forwards")
+    want, _ = trace_model(Tracing(**TRACED), tmp_path / "forwards")
     forwards, traced = Here.run, []
     monkeypatch.setattr(Here, "run", lambda engine, cells: forwards(engine, list(cells)[::-1]))
     constants("outliers.runs.planner", SECONDS_BETWEEN_SAVES=0)
@@ -157,9 +157,9 @@ def test_what_is_saved_of_a_trace_is_its_beginning(tmp_path, monkeypatch, consta
 
         patch.setattr("outliers.metrics.trace.traces", stop)
         with pytest.raises(KeyboardInterrupt):
-            trace_model(OneModel(**TRACED), tmp_path / "backwards")
+            trace_model(Tracing(**TRACED), tmp_path / "backwards")
     assert not list(tmp_path.glob("backwards/trace.*")), "without the first block there is no beginning"
-    found, _ = trace_model(OneModel(**TRACED), tmp_path / "backwards")
+    found, _ = trace_model(Tracing(**TRACED), tmp_path / "backwards")
     assert found.sketch == want.sketch
 
 
@@ -203,7 +203,7 @@ def test_a_model_without_attention_is_drawn_again_without_it(tmp_path):
     load_tokenizer(TRACED["model"]).save_pretrained(tmp_path / "mamba")
     fields = TRACED | {"model": str(tmp_path / "mamba"), "blocks": 1}
     kept = []
-    for spec in (OneModel(**fields), Ablation(**fields, features=[3])):
+    for spec in (Tracing(**fields), Ablation(**fields, features=[3])):
         rows = run(spec, tmp_path / spec.name)
         kept.append((spec, rows))
         assert "perplexity" in {row["metric"] for row in rows} and "top1_softmax" not in {row["metric"] for row in rows}
@@ -254,7 +254,7 @@ def test_the_cost_of_a_trace_is_in_its_rows(tmp_path, monkeypatch):
         spent.fields |= {"wall_seconds": 1000.0, "peak_memory_bytes": 10**15}
 
     monkeypatch.setattr("outliers.runs.planner.measuring", expensive)
-    _, rows = trace_model(OneModel(**TRACED), tmp_path)
+    _, rows = trace_model(Tracing(**TRACED), tmp_path)
     seconds = {row["metric"]: int(row["wall_seconds"] // 1000) for row in rows}
     assert (seconds["count"], seconds["perplexity"]) == (TRACED["blocks"], 1), "each block is a part of its own"
     assert {row["peak_memory_bytes"] for row in rows} == {10**15}

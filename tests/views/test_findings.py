@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from outliers.commands.trace import OneModel
+from outliers.commands.trace import Tracing
 from outliers.metrics.damages import damages_of
 from outliers.show import words
 from outliers.show.section import Finding, Section
@@ -90,7 +90,7 @@ def traced(tmp_path_factory):
 
     def section_of(model: str, **fields) -> tuple[Section, object]:
         folder = tmp_path_factory.mktemp("trace")
-        trace, rows = trace_model(OneModel(model=model, **({"block": 256, "blocks": 2} | fields)), folder)
+        trace, rows = trace_model(Tracing(model=model, **({"block": 256, "blocks": 2} | fields)), folder)
         return traced_section(trace, rows, "token {}".format), trace
 
     return section_of

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
-from outliers.errors import UserError, first_of
+from outliers.errors import UserError, joined_names
 from outliers.models.gguf.architectures import (
     BY_FIELDS,
     keys_and_values,
@@ -256,7 +256,7 @@ def _check_complete(
     for names, fault in ((missing, "lacks"), (wrong, "has other sizes of"), (unused, "holds beside the model")):
         if names:
             raise UserError(
-                f"'{file}' {fault} {len(names)} tensors ({first_of(names)}); expected those of "
+                f"'{file}' {fault} {len(names)} tensors ({joined_names(names)}); expected those of "
                 f"{model.config.model_type} as transformers computes it"
             )
     for kind in {part.type for stored in parts.values() for part in stored}:

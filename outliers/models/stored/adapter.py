@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from outliers.errors import UserError, first_of, shown
+from outliers.errors import UserError, joined_names, shown
 from outliers.models.skeleton import refusals, skeleton
 from outliers.models.stored.tensors import Lazy, printable, read_safetensors
 from outliers.models.weight_files import ADAPTER, ADAPTER_WEIGHTS, adapter_fields, adapter_in_words, regular_file
@@ -38,9 +38,9 @@ def merge_adapter(tensors: dict[str, Lazy], config: PretrainedConfig, folder: Pa
     ties = {*base.all_tied_weights_keys, *base.all_tied_weights_keys.values()}
     layers, replaced = _peft_layers(base, folder, fields, weights)
     if tied := sorted(ties & layers.keys()):
-        raise UserError(f"the adapter in '{folder}' changes a tied weight ({first_of(tied)}); {by_peft}")
+        raise UserError(f"the adapter in '{folder}' changes a tied weight ({joined_names(tied)}); {by_peft}")
     if absent := sorted(layers.keys() - tensors.keys()):
-        raise UserError(f"the adapter in '{folder}' is of another model: its weights lack {first_of(absent)}")
+        raise UserError(f"the adapter in '{folder}' is of another model: its weights lack {joined_names(absent)}")
     plain = tensors | replaced
     return plain | {name: _lazy(plain, layer, name) for name, layer in layers.items()}
 
@@ -84,7 +84,7 @@ def _peft_layers(
             )
     if absent := sorted(expected.keys() - {lazy.name for lazy in stored}):
         raise UserError(
-            f"the adapter in '{folder}' lacks {len(absent)} tensors ({first_of(absent)}); download it again"
+            f"the adapter in '{folder}' lacks {len(absent)} tensors ({joined_names(absent)}); download it again"
         )
     return layers, replaced
 

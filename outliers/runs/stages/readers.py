@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from outliers.errors import UserError, shown
 from outliers.metrics.records import Perplexity, Sinks, Top1
 from outliers.quantization.schemes import BASELINE
-from outliers.subjects.causal import Causal
+from outliers.subjects.causal import ModelWithText
 from outliers.subjects.cell import Cell, Stages, Subject
 from outliers.terminal.progress import with_bar
 from outliers.variants.ablated import Ablated, Intervention
@@ -30,7 +30,7 @@ VALUES = {  # columns of the values of each metric, by field
 }
 
 
-def readers_stages(subject: Causal, features: Sequence[int], outliers: Sequence[int]) -> Stages:
+def readers_stages(subject: ModelWithText, features: Sequence[int], outliers: Sequence[int]) -> Stages:
     """Yield the cells of the unchanged model, and of the model without each feature and control at each place."""
     from outliers.models.skeleton import skeleton
 

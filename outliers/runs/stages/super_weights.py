@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from outliers.criterion import MASSIVE, STREAM
 from outliers.metrics.records import Agreement, Candidates, Perplexity, Sinks, TraceMetric
 from outliers.runs.rows import Row
-from outliers.subjects.causal import Causal
+from outliers.subjects.causal import ModelWithText
 from outliers.subjects.cell import Cell, Stages, Subject
 from outliers.terminal.progress import with_bar
 from outliers.variants.ablated import Ablated, Intervention
@@ -33,12 +33,12 @@ FOUND = "candidates.weight"  # metric of candidates
 ABOUT = ("layer", "output", "input", "found_by", "value")  # columns that describe a candidate
 
 
-def weights_stages(subject: Causal, _features: Sequence[int], _outliers: Sequence[int]) -> Stages:
+def weights_stages(subject: ModelWithText, _features: Sequence[int], _outliers: Sequence[int]) -> Stages:
     """Return the stages of `super_weight_stages` with the default number of controls."""
     return super_weight_stages(subject)
 
 
-def massive_stages(subject: Causal, _features: Sequence[int], _outliers: Sequence[int]) -> Stages:
+def massive_stages(subject: ModelWithText, _features: Sequence[int], _outliers: Sequence[int]) -> Stages:
     """Yield the cells for massive activations and sinks without the weights and entries that make them."""
     experiment = subject.experiment
     trace = TraceMetric(roles=STREAM, alpha=experiment.alpha, details=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from outliers.criterion import CROSS
 from outliers.metrics.records import Perplexity, Top1, TraceMetric
 from outliers.runs.rows import Row
-from outliers.subjects.causal import Causal
+from outliers.subjects.causal import ModelWithText
 from outliers.subjects.cell import Cell, Stages
 from outliers.variants.ablated import WHERE, Ablated, Intervention
 from outliers.variants.quantized import EXACT
@@ -13,7 +13,7 @@ from outliers.variants.quantized import EXACT
 PASSES = 4  # passes over the blocks, two of them for the attention
 
 
-def trace_stages(subject: Causal, metric: TraceMetric) -> Stages:
+def trace_stages(subject: ModelWithText, metric: TraceMetric) -> Stages:
     """Yield perplexity and trace; then top-1 attention, also without the outlier features if there are any."""
     _, traced = yield [Cell(subject, EXACT, Perplexity()), Cell(subject, EXACT, metric)]
     if not traced_attention(traced):
