@@ -19,7 +19,8 @@ class Claim(NamedTuple):
     fields of the picked row, of the next row as {next[field]}, and of all rows. no: the sentence otherwise; nothing by
     default. by: the field by which the row with the largest (or, with pick=min, smallest) value is picked; by default
     the first row is. against: numbers, names of fields, or `NEXT`, all of which the picked value must exceed (with
-    pick=min: fall below) by more than the scatter of both, so that no tie is reported as a finding.
+    pick=min: fall below) by more than the scatter of both, so that no tie is reported as a finding. of_every: whether
+    the sentence is about every cell.
     """
 
     at: str
@@ -28,6 +29,7 @@ class Claim(NamedTuple):
     by: str = ""
     pick: Callable = max
     against: Sequence[float | str] = ()
+    of_every: bool = False
 
 
 def say(claim: Claim, rows: Iterable[Mapping], holds: bool | None = None, **of_all: Any) -> list[Finding]:
@@ -43,7 +45,7 @@ def say(claim: Claim, rows: Iterable[Mapping], holds: bool | None = None, **of_a
     if not all(number.bears_claims for number in fields.values() if isinstance(number, Value)):
         return []
     text = _filled(claim.yes if (_holds(claim, fields) if holds is None else holds) else claim.no, fields)
-    return [Finding(text, claim.at.format_map(fields), fields.get("feature"))] if text else []
+    return [Finding(text, claim.at.format_map(fields), fields.get("feature"), claim.of_every)] if text else []
 
 
 def say_each(claim: Claim, rows: Iterable[Mapping], **of_all: Any) -> list[Finding]:

@@ -4,7 +4,6 @@ import io
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +17,7 @@ from matplotlib.figure import Figure
 from outliers.models.names import short_name
 from outliers.quantization.schemes import BASELINE
 from outliers.show.style import house_style
-from outliers.show.tables import Table, failed_notes, measured_on, values_table, wrapped
+from outliers.show.tables import Table, failed_notes, measured_cell, measured_on, values_table, wrapped
 from outliers.show.value import grouped, is_beyond
 
 if TYPE_CHECKING:
@@ -64,13 +63,16 @@ def figure_bytes(figure: Figure, kind: str) -> bytes:
 class Context(NamedTuple):
     """The context of rows that a view may need.
 
-    experiment: what was run. folder: where it keeps its rows and other files.
+    experiment: what was run. folder: where it keeps its rows and other files. rows: all rows, also those without a
+    comparable number, which a view does not get.
     """
 
-    experiment: Any
-    folder: Path
+    experiment: Any = None
+    folder: Path = Path()
+    rows: Sequence[dict] = ()
 
 
+NO_CONTEXT = Context()
 View = Callable[[list[dict], Context], "Section"]
 FINDINGS = 6  # at most, in a section and at the top of a page
 
@@ -78,12 +80,14 @@ FINDINGS = 6  # at most, in a section and at the top of a page
 class Finding(NamedTuple):
     """A sentence that the rows support beyond their scatter.
 
-    at: the table or drawing that shows it. feature: the number of the feature that it is about, if any.
+    at: the table or drawing that shows it. feature: the number of the feature that it is about, if any. of_every:
+    whether it is about every cell, so that it is unknown if one has no comparable number.
     """
 
     text: str
     at: str
     feature: int | None = None
+    of_every: bool = False
 
 
 class Section(NamedTuple):
@@ -112,54 +116,42 @@ class Section(NamedTuple):
         return "\n\n".join(filter(None, ["\n".join(findings), measured_on(self.rows), self.printed]))
 
 
-class Failures(Enum):
-    """How a view handles rows without a comparable number: they failed, or their value is larger than any number.
-
-    By default the view is made of the other rows, without findings, because findings compare the rows that are there.
-    SHOWN: the view takes such rows and shows them in its tables. APART: its findings hold without them. LOST: the view
-    compares each row with all others, so a list of values takes its place.
-    """
-
-    SHOWN, APART, LOST = range(3)
-
-
-def failures(become: Failures) -> Callable[[View], View]:
-    """Mark a view with how it handles failed rows."""
-
-    def mark(view: View) -> View:
-        view.failures = become
-        return view
-
-    return mark
-
-
 def section_of(view: View, rows: list[dict], context: Context) -> Section:
-    """Make a view's section from rows, with footnotes on failures, and a table of the rows that its tables lack."""
-    section, unseen = part_of(view, rows, context)
-    tables, notes = [values_table(unseen)] if unseen else [], failed_notes(rows)
-    below = "\n\n".join(filter(None, [section.printed, printed(tables, notes)]))
-    return section._replace(printed=below, tables=[*section.tables, *tables], notes=[*section.notes, *notes])
+    """Make a view's section from the rows with comparable numbers, with the other cells in its tables and footnotes.
 
-
-def part_of(view: View, rows: list[dict], context: Context) -> tuple[Section, list[dict]]:
-    """Make a view's section from rows without footnotes on failures; return it and the rows that its tables lack."""
-    become, finished = getattr(view, "failures", None), [row for row in rows if not is_beyond(row)]
-    if become is Failures.SHOWN or len(finished) == len(rows):
-        return view(rows, context), []
-    variants, left = ({row.get("variant", BASELINE) for row in group} for group in (rows, finished))
-    if become is Failures.LOST or not left or left <= {BASELINE} < variants:  # nothing is left to compare
-        table = values_table(rows, ["stack"])
-        return Section("Measurements", rows, table.printed, [table]), []
-    section, failed = view(finished, context), [row for row in rows if "failed" in row]
-    tables, text, shown = [], section.printed, []
+    Findings about every cell are left out if one has no comparable number. If no variant is left to compare, the
+    section lists values.
+    """
+    left = left_to_compare(rows)
+    section = view(left, context._replace(rows=rows)) if left else values_section(rows)
+    tables, text = [], section.printed
     for table in section.tables:
-        whole, more = table.with_failed(failed)
-        text = text.replace(table.printed, whole.printed)
-        tables.append(whole)
-        shown += more
-    findings = section.findings if become is Failures.APART else ()
-    unseen = [row for row in rows if is_beyond(row) and row not in shown]
-    return section._replace(rows=rows, printed=text, tables=tables, findings=findings), unseen
+        tables.append(table.with_failed(rows))
+        text = text.replace(table.printed, tables[-1].printed)
+    shown = {cell for table in tables for line in table.cells for cell in line}
+    lost = (row for row in rows if is_beyond(row) and ("failed" in row or measured_cell("", row) not in shown))
+    notes = failed_notes(lost, rows)
+    whole = not any(map(is_beyond, rows))
+    return section._replace(
+        rows=rows,
+        printed="\n\n".join(filter(None, [text, *map(wrapped, notes)])),
+        tables=tables,
+        notes=[*section.notes, *notes],
+        findings=[finding for finding in section.findings if whole or not finding.of_every],
+    )
+
+
+def left_to_compare(rows: list[dict]) -> list[dict]:
+    """Return the rows with comparable numbers; none if all others were to be compared with them."""
+    left = [row for row in rows if not is_beyond(row)]
+    variants, of_left = ({row.get("variant", BASELINE) for row in group} for group in (rows, left))
+    return [] if of_left <= {BASELINE} < variants else left
+
+
+def values_section(rows: list[dict]) -> Section:
+    """List the values of rows, for views that compare each row with all others if one of them has no number."""
+    table = values_table(rows, ["stack"])
+    return Section("Measurements", rows, table.printed, [table])
 
 
 def printed(tables: Sequence[Table], notes: Sequence[str] = ()) -> str:
@@ -215,7 +207,10 @@ def _of_stack(section: Section, stack: str, findings: int) -> Section:
         ],
         notes=list(map(label, section.notes)),
         further={f"{name}_{stack}": table for name, table in section.further.items()},
-        findings=[Finding(label(finding.text), f"{finding.at}_{stack}") for finding in section.findings[:findings]],
+        findings=[
+            finding._replace(text=label(finding.text), at=f"{finding.at}_{stack}")
+            for finding in section.findings[:findings]
+        ],
         explorers=[explorer._replace(instead=f"{explorer.instead}_{stack}") for explorer in section.explorers],
     )
 

@@ -14,7 +14,7 @@ import pandas as pd
 from tabulate import MIN_PADDING, tabulate
 
 from outliers.criterion import LOG_PERPLEXITY, PICTURES
-from outliers.models.names import short_name
+from outliers.models.names import distinct_names, short_name
 from outliers.quantization.schemes import BASELINE
 from outliers.show.units import FEWEST
 from outliers.show.value import Numbers, grouped, value_of
@@ -63,7 +63,10 @@ OTHERS = {  # further fields of the line, also for rows without a text
 }
 MOST = {"skip": 1}  # distinct values of a field, if not MANY: several skips are sets of a plan, not a setting
 
-SUBJECT = ("model", "scheme", "variant", "metric", "task", "batch")  # fields whose columns name what a line is about
+# Headers of columns that name what a line is about: the field of rows.
+SUBJECT = {name: name for name in ("model", "variant", "metric", "task", "batch")} | {"weights": "variant"}
+
+METRICS = {"ppl": "perplexity", "top-1": "top1_softmax"}  # short names in headers: the metric
 
 Form = str | Callable[[Mapping], str]  # of a column: format string over a row's fields, or function from row to cell
 
@@ -74,7 +77,8 @@ class Table(NamedTuple):
     name: the stem of its files. cells: rows of printed text. data: the unrounded values, as the CSV file has them.
     names: the columns that are text, as a number of columns from the left or a collection of headers. folded: whether a
     page shows the table only on a click. apart: headers of columns that a page folds behind the others, and a terminal
-    leaves out; apart_caption: caption of the table of these columns.
+    leaves out; apart_caption: caption of the table of these columns. baseline: what a column of variants calls the
+    unquantized model.
     """
 
     name: str
@@ -86,6 +90,7 @@ class Table(NamedTuple):
     folded: bool = False
     apart: Collection[str] = ()
     apart_caption: str = ""
+    baseline: str = BASELINE
 
     @classmethod
     def of(
@@ -118,21 +123,44 @@ class Table(NamedTuple):
             columns.append(TextColumn("left" if header in text else "right", [header, *cells]))
         return columns
 
-    def with_failed(self, rows: Iterable[Mapping]) -> tuple["Table", list[Mapping]]:
-        """Add a line for each failed row whose subject has none; return the table, and the rows that got such a line.
+    def with_failed(self, rows: Sequence[Mapping]) -> "Table":
+        """Write "failed" into the cells of failed rows, in columns named after their metric, task or batch.
 
-        A table takes only rows that have all fields which its columns of text name.
+        A subject without a line gets one, where the order of all rows has it. A table takes only rows that have all
+        fields which its columns of text name.
         """
         text = self.headers[: self.names] if isinstance(self.names, int) else [*self.names]
-        fields = [header.lower() for header in text]
-        if not {*fields} <= {*SUBJECT} or self.headers[: len(text)] != text:
-            return self, []
-        present = {tuple(cells[: len(text)]) for cells in self.cells}
-        subjects = [(tuple(_part(row, field) for field in fields), row) for row in rows if {*fields} <= row.keys()]
-        shown = [(subject, row) for subject, row in subjects if subject not in present]
-        others = [FAILED] * (len(self.headers) - len(text))
-        lines = [[*subject, *others] for subject in dict.fromkeys(subject for subject, _ in shown)]
-        return self._replace(cells=[*self.cells, *lines]), [row for _, row in shown]
+        fields = [SUBJECT.get(header.lower(), "") for header in text]
+        named_first = fields and "" not in fields and self.headers[: len(text)] == text
+        if not named_first or not any("failed" in row for row in rows):
+            return self
+        names = distinct_names((row["model"], row.get("checkpoint")) for row in rows if "model" in row)
+
+        def text_of(row: Mapping, field: str) -> str:
+            if field == "model":
+                return names[row["model"], row.get("checkpoint")]
+            return self.baseline if field == "variant" and row[field] == BASELINE else str(row[field])
+
+        named = (row for row in rows if {*fields} <= row.keys())
+        by_subject = grouped(named, lambda row: tuple(text_of(row, field) for field in fields))
+        subjects, cells = [*by_subject], [[*line] for line in self.cells]
+        for number, (subject, of_subject) in enumerate(by_subject.items()):
+            if failed := [row for row in of_subject if "failed" in row]:
+                shown = [tuple(line[: len(text)]) for line in cells]
+                if subject not in shown:
+                    later = (place for place, other in enumerate(shown) if other in subjects[number:])
+                    others = [FAILED] * (len(self.headers) - len(text))
+                    cells.insert(next(later, len(shown)), [*subject, *others])
+                words = {str(row.get(name)) for row in failed for name in ("metric", "task", "batch")}
+                columns = [
+                    column
+                    for column, header in enumerate(self.headers)
+                    if words & {METRICS.get(word, word) for word in header.lower().split()}
+                ]
+                for line in [line for line in cells if tuple(line[: len(text)]) == subject]:
+                    for column in columns:
+                        line[column] = FAILED if line[column] == MISSING else line[column]
+        return self._replace(cells=cells)
 
     @property
     def parts(self) -> list["Table"]:
@@ -279,14 +307,17 @@ def measured_cell(form: str, row: Mapping) -> str:
     return cell(form, *value_of(row).shown)
 
 
-def failed_notes(rows: Iterable[Mapping]) -> list[str]:
-    """Return one footnote per model with failed rows, which says which cells failed, and why."""
+def failed_notes(rows: Iterable[Mapping], every: Sequence[Mapping]) -> list[str]:
+    """Return one footnote per model on rows without a comparable number, which says which cells they are, and why.
+
+    every: all rows of the run.
+    """
     notes = []
     for model, of_model in grouped(rows, lambda row: row.get("model")).items():
-        reasons = grouped((row for row in of_model if "failed" in row), lambda row: row["failed"])
-        causes = [f"{_cells(failed, of_model)}: {reason}" for reason, failed in reasons.items()]
-        if causes:
-            notes.append(": ".join([FAILED, *([] if model is None else [short_name(model)]), "; ".join(causes)]))
+        alike = [row for row in every if row.get("model") == model]
+        reasons = grouped(of_model, lambda row: row.get("failed") or f"the value is {measured_cell('', row)}")
+        causes = [f"{_cells(failed, alike)}: {reason}" for reason, failed in reasons.items()]
+        notes.append(": ".join([FAILED, *([] if model is None else [short_name(model)]), "; ".join(causes)]))
     return notes
 
 
@@ -297,10 +328,6 @@ def _cells(failed: Sequence[Mapping], of_model: Sequence[Mapping]) -> str:
         return f"all {len(by_variant)} {'schemes' if all('scheme' in row for row in failed) else 'variants'}"
     parts = (f"{variant} ({listed(distinct(cells, 'metric'))})" for variant, cells in by_variant.items())
     return listed(parts if len(distinct(of_model, "metric")) > 1 else by_variant)
-
-
-def _part(row: Mapping, field: str) -> str:
-    return short_name(row[field]) if field == "model" else str(row[field])
 
 
 ROW_COLUMNS = ("model", "variant", "metric", "stack")

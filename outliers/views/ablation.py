@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from outliers.quantization.schemes import BASELINE
 from outliers.show.claims import NEXT, Claim, say
 from outliers.show.legends import legend
-from outliers.show.section import Context, Drawing, Failures, Finding, Section, by_stack, failures, subject_of
+from outliers.show.section import NO_CONTEXT, Context, Drawing, Finding, Section, by_stack, subject_of, values_section
 from outliers.show.style import Panels, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, OVER_TEXT, Table, cell, with_interval
 from outliers.show.value import DEVIATIONS, Value, averaged, value_of
@@ -96,9 +96,14 @@ REMOVED = {  # subject of a row: what is removed
 }
 
 
-@failures(Failures.LOST)
-def ablation_section(rows: list[dict], _context: Context | None = None) -> Section:
-    """Show an ablation of features as a table and bars, one section per stack; or the loss without each expert."""
+def ablation_section(rows: list[dict], context: Context = NO_CONTEXT) -> Section:
+    """Show an ablation of features as a table and bars, one section per stack; or the loss without each expert.
+
+    Every removal is compared with the unmodified model and with random draws: if one of them has no comparable number,
+    list values.
+    """
+    if len(rows) < len(context.rows):
+        return values_section([*context.rows])
     if any(row.get("subject") == "expert" for row in rows):
         return drops_section(rows)
     return by_stack([row for row in rows if "subject" in row], "ablated", _of_stack)

@@ -6,9 +6,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from outliers.runs.stages.readers import readings
-from outliers.show.section import FINDINGS, Context, Failures, Finding, Section, failures, together
-from outliers.show.tables import values_table
-from outliers.show.value import is_beyond
+from outliers.show.section import FINDINGS, NO_CONTEXT, Context, Finding, Section, together, values_section
 from outliers.views.keys import is_of_keys, keys_section, writing_findings
 from outliers.views.massive import massive_findings, massive_section
 from outliers.views.origins import is_of_writers, origins_findings, origins_section
@@ -39,21 +37,17 @@ ACCOUNT_SECTIONS = (
 )
 
 
-@failures(Failures.SHOWN)
-def account_section(rows: list[dict], _context: Context | None = None) -> Section:
+def account_section(rows: list[dict], context: Context = NO_CONTEXT) -> Section:
     """Show the parts of a model's account that were measured, with all findings on a feature together.
 
     If a cell has no number, parts that compare cells are replaced by a list of values.
     """
-    finished = [row for row in rows if not is_beyond(row)]
-    whole = len(finished) == len(rows)
-    parts = [part for part in ACCOUNT_SECTIONS if any(map(part.has, finished)) and (whole or not part.compares)]
-    sections = [part.section(finished) for part in parts]
+    whole = len(rows) >= len(context.rows)
+    parts = [part for part in ACCOUNT_SECTIONS if any(map(part.has, rows)) and (whole or not part.compares)]
+    sections = [part.section(rows) for part in parts]
     if not whole:
-        others = [row for row in rows if not any(part.has(row) for part in parts)]
-        table = values_table(others, ["stack"])
-        sections.append(Section("Measurements", rows, table.printed, [table]))
-    findings = _findings(part.findings(finished) for part in parts)
+        sections.append(values_section([row for row in context.rows if not any(part.has(row) for part in parts)]))
+    findings = _findings(part.findings(rows) for part in parts)
     return together(sections[0].title, sections)._replace(rows=rows, findings=findings)
 
 

@@ -7,16 +7,16 @@ from typing import NamedTuple
 import pandas as pd
 from matplotlib.axes import Axes
 
-from outliers.models.names import distinct_names
+from outliers.models.names import distinct_names, short_name
 from outliers.published.numbers import TABLE7
 from outliers.quantization.remedies import Remedy
 from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import cost_axis, name_places, plot_costs
 from outliers.show.claims import NEXT, Claim, say
 from outliers.show.legends import SCATTER, explained, in_order, labelled_artists, variant_legend, variant_styles
-from outliers.show.section import Context, Drawing, Finding, Section, printed
+from outliers.show.section import NO_CONTEXT, Context, Drawing, Finding, Section, printed
 from outliers.show.style import GREY, Panels, chosen, figure_function, panels_of
-from outliers.show.tables import MISSING, Table, cell, scatter_note
+from outliers.show.tables import FAILED, MISSING, Table, cell, scatter_note
 from outliers.show.value import RowsOrFrame, Value, comparable_rows, grouped, scattered_by, value_of
 from outliers.variants.term import PLUS
 from outliers.variants.written import variant_of
@@ -142,22 +142,25 @@ CAPTION = (
 DATA = ["model", "scheme", "attention", "perplexity", "deviation", "error", "ratio", "alpha", "increase"]
 
 
-def attention_section(rows: list[dict], _context: Context | None = None) -> Section:
+def attention_section(rows: list[dict], context: Context = NO_CONTEXT) -> Section:
     note, measured = scatter_note(rows), attention_points(rows)
-    tables = [attention_table(*pair) for pair in grouped(measured, attrgetter("model")).items()]
+    failed = grouped((row for row in context.rows if "failed" in row), lambda row: short_name(row["model"]))
+    by_model = grouped(measured, attrgetter("model"))
+    tables = [attention_table(model, points, failed.get(model, [])) for model, points in by_model.items()]
     drawings = [Drawing.of("attention", CAPTION.format(scattered_by(rows)), attention_costs(rows))]
     findings = attention_findings(measured)
     return Section("Attention in int8", rows, printed(tables, [note]), tables, drawings, [note], findings=findings)
 
 
-def attention_table(model: str, points: list[AttentionPoint]) -> Table:
-    """Make a table of perplexities, with schemes of the projections as rows and kinds of attention as columns."""
-    columns = list(dict.fromkeys(point.attention for point in points))
+def attention_table(model: str, points: list[AttentionPoint], failed: Sequence[dict]) -> Table:
+    """Make a table of perplexities, with schemes of the projections as rows and kinds of attention as columns.
+
+    failed: rows of cells that failed.
+    """
     cells = {(point.scheme, point.attention): cell(".2f", *point.perplexity.shown) for point in points}
-    lines = [
-        [scheme, *(cells.get((scheme, column), MISSING) for column in columns)]
-        for scheme in in_order(point.scheme for point in points)
-    ]
+    cells |= {(scheme, attention_of(remedy)): FAILED for scheme, remedy in map(_apart, failed)}
+    schemes, columns = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
+    lines = [[scheme, *(cells.get((scheme, column), MISSING) for column in columns)] for scheme in in_order(schemes)]
     caption = f"Perplexity of {model} by scheme of the projections and by attention."
     data = pd.DataFrame([{**point_row(point), "increase": 100 * point.cost.mean} for point in points], columns=DATA)
     return Table(f"attention_{model}", caption, ["scheme", *columns], lines, data)

@@ -248,8 +248,12 @@ COMPARED = {  # metrics compared by their scatter over seeds, the most telling f
 HAVING = Claim(
     "{at}", "Outlier features by the criterion emerged in {number:count} of {every:count} run{every:|s}[[: {names}]]."
 )
-RANGE = Claim("{at}", "The final {what} ranges from {least[0]:amount} in {least[1]} to {most[0]:amount} in {most[1]}.")
-ALIKE = Claim("{at}", "No run differs measurably from {first} in the {what}.")
+RANGE = Claim(
+    "{at}",
+    "The final {what} ranges from {least[0]:amount} in {least[1]} to {most[0]:amount} in {most[1]}.",
+    of_every=True,
+)
+ALIKE = Claim("{at}", "No run differs measurably from {first} in the {what}.", of_every=True)
 APART = Claim("{at}", "Relative to {first}, the {what} is {factors:listed}[[, and differs in {more:count} more]].")
 COSTS = Claim(
     "{at}",
@@ -257,6 +261,7 @@ COSTS = Claim(
     against=[0],
     yes="absmax raises the perplexity by at most {cost:rise}[[, in {told}]].",
     no="absmax has no measurable cost for any of these models.",
+    of_every=True,
 )
 
 

@@ -150,7 +150,8 @@ def _aligned(tables: list[pd.DataFrame], place: str) -> list[pd.DataFrame]:
 
 
 def _bars(axes: Axes, damage: "Damages", table: pd.DataFrame, place: str) -> None:
-    references = {"only": (-1, damage.model["unquantized"]), "without": (1, damage.model["perplexity"])}
+    unquantized, whole = (damage.model.get(name, math.nan) for name in ("unquantized", "perplexity"))  # NaN: failed
+    references = {"only": (-1, unquantized), "without": (1, whole)}
     kinds = [kind for kind in BARS if f"perplexity_{kind}" in table]
     for side, kind in enumerate(kinds):
         (label, color, hatch), name, (sign, reference) = BARS[kind], f"perplexity_{kind}", references[kind]

@@ -415,7 +415,9 @@ MOST_COMMON = Claim(
     "positions, with a median of {median:amount}.",
 )
 ONSET = Claim(
-    "{at}", "All models of at least {smallest} parameters have outlier features, and none of at most {largest}."
+    "{at}",
+    "All models of at least {smallest} parameters have outlier features, and none of at most {largest}.",
+    of_every=True,
 )
 GROWTH = Claim(
     "{at}",

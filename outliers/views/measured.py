@@ -9,7 +9,7 @@ from outliers.config.fields import resolved
 from outliers.metrics.records import Metric
 from outliers.runs.rows import index
 from outliers.runs.run import records, rows_of
-from outliers.show.section import Context, Failures, Section, View, failures, part_of, printed, together
+from outliers.show.section import Context, Section, View, left_to_compare, printed, together
 from outliers.show.tables import values_table
 from outliers.show.words import listed
 
@@ -23,7 +23,6 @@ def view_of(metric: type[Metric]) -> View | None:
     return getattr(importlib.import_module(file), f"{metric.name}_section", None) if has_file else resolved(metric.view)
 
 
-@failures(Failures.SHOWN)
 def measured_section(rows: list[dict], context: Context) -> Section:
     """Show one row per value, with its standard deviation if there were draws, then the views of metrics that have one.
 
@@ -37,8 +36,12 @@ def measured_section(rows: list[dict], context: Context) -> Section:
     for name, record in zip(names, records(measured), strict=True):
         by_metric[name].append(record)
     views = {metric.name: view_of(type(metric)) for metric in context.experiment.parametrized_metrics}
-    sections = [part_of(views[name], group, context)[0] for name, group in by_metric.items() if views[name]]
-    table = values_table(rows, parts=["stack"])
+    sections = [
+        views[name](left, context._replace(rows=group))
+        for name, group in by_metric.items()
+        if views[name] and (left := left_to_compare(group))
+    ]
+    table = values_table(context.rows or rows, parts=["stack"])
     shown = set(table.data["metric"])
     several = [name for name, group in by_metric.items() if not any(row["metric"] in shown for row in group)]
     if several:

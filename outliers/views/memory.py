@@ -143,8 +143,8 @@ def memory_findings(largest: pd.DataFrame, footprints: pd.DataFrame) -> list[Fin
     """
     other = largest[largest["8-bit"] != largest["16-bit"]]
     shares = (footprints["total 8"] / footprints["total 16"]).dropna()
-    findings = [Finding(_held(other, len(largest)), "table3")] if len(largest) else []
-    findings += [Finding(_shrinks(shares), "footprints")] if len(shares) else []
+    findings = [Finding(_held(other, len(largest)), "table3", of_every=True)] if len(largest) else []
+    findings += [Finding(_shrinks(shares), "footprints", of_every=True)] if len(shares) else []
     loaded = footprints["loaded 8"].dropna()
     return findings + ([Finding(_grows(footprints.loc[loaded.idxmax()]), "footprints")] if len(loaded) else [])
 

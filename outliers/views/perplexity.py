@@ -24,7 +24,7 @@ from outliers.show.legends import (
     variant_styles,
     without_thresholds,
 )
-from outliers.show.section import FINDINGS, Context, Drawing, Failures, Finding, Section, failures, printed, together
+from outliers.show.section import FINDINGS, NO_CONTEXT, Context, Drawing, Finding, Section, printed, together
 from outliers.show.style import GREY, figure_function, panels_of
 from outliers.show.tables import FAILED, MISSING, Table, cell, measured_cell, scatter_note
 from outliers.show.value import (
@@ -144,9 +144,12 @@ OF_PICTURES = {
 }
 
 
-@failures(Failures.SHOWN)
-def perplexity_section(rows: list[dict], _context: Context | None = None) -> Section:
-    """Show a sweep; for pictures also their classification."""
+def perplexity_section(rows: list[dict], context: Context = NO_CONTEXT) -> Section:
+    """Show a sweep; for pictures also their classification.
+
+    context: has the rows without a comparable number, which tables show.
+    """
+    rows = [*(context.rows or rows)]
     picture_rows = [row for row in rows if row["metric"] in OF_PICTURES]
     loss_rows = [row for row in rows if row["metric"] in PERPLEXITIES]
     parts = ((_perplexities, loss_rows), (_classes, picture_rows))
@@ -191,7 +194,7 @@ def _perplexities(rows: list[dict]) -> Section:
     models = dict.fromkeys(row["model"] for row in rows)
     names = dict(zip(models, model_names(models), strict=True))
     beyond = (row | {"name": names[row["model"]]} for row in rows if row["metric"] == LOG_PERPLEXITY)
-    findings = [*say_each(BEYOND, beyond), *sweep_findings(costly, names, whole)][:FINDINGS]
+    findings = [*say_each(BEYOND, beyond), *sweep_findings(costly, names)][:FINDINGS]
     others = [_spared_table(spared, drawn)] if spared else []
     text = printed([*tables[: 1 + len(bits)], *others], [note])
     return Section("Perplexity by scheme", rows, text, tables, drawings, [note], findings=findings)
@@ -298,7 +301,7 @@ DECOMPOSED = {
 MOST = Claim(
     TABLE, "{variant} raises the perplexity of {name} by {cost:rise}[[; llm.int8 changes it by {preserved:percent}]]."
 )
-NO_COST = Claim(TABLE, "No scheme raises the perplexity of {models} beyond the scatter of {scatter}.")
+NO_COST = Claim(TABLE, "No scheme raises the perplexity of {models} beyond the scatter of {scatter}.", of_every=True)
 SAVED = Claim(
     TABLE,
     by="cost",
@@ -312,29 +315,28 @@ FREE = Claim(TABLE, "{free:listed} {free:has|have} no measurable cost for {name}
 LEAST = Claim(
     TABLE, "The smallest increase for {name} is that of {variant}: {cost:percent}.", by="cost", pick=min, against=[NEXT]
 )
-MODELS = Claim(TABLE, "The perplexity of {models} rises by more than 1 % under at least one scheme.")
-NO_MODEL = Claim(TABLE, "No scheme raises the perplexity of any model by measurably more than 1 %.")
+MODELS = Claim(TABLE, "The perplexity of {models} rises by more than 1 % under at least one scheme.", of_every=True)
+NO_MODEL = Claim(TABLE, "No scheme raises the perplexity of any model by measurably more than 1 %.", of_every=True)
 BEYOND = Claim(
     "table1",
     "The perplexity of {name} under {variant} is larger than any number: the loss is {value:,.0f} nats a token.",
 )
 
 
-def sweep_findings(rows: Sequence[dict], names: dict[str, str], whole: bool = True) -> list[Finding]:
+def sweep_findings(rows: Sequence[dict], names: dict[str, str]) -> list[Finding]:
     """State the costs of the model with the largest cost, then how many models lose more than 1 %.
 
     They are its largest cost, the benefit of outlier features in 16 bits, and its smallest cost. A single draw or a few
     blocks give no findings.
 
-    rows: of schemes, with their costs as `costs` adds them. names: names of models in sentences. whole: whether every
-    row has a value; otherwise nothing is stated about all schemes.
+    rows: of schemes, with their costs as `costs` adds them. names: names of models in sentences.
     """
     if not rows or any(math.isinf(row["cost"].spread) for row in rows):
         return []
     rows = [row | {"name": names[row["model"]]} for row in sorted(rows, key=lambda row: -row["cost"].mean)]
     if not _costs(rows[0]):
         models = f"any of {count(len(names))} models" if len(names) > 1 else rows[0]["name"]
-        return say(NO_COST, [{"models": models, "scatter": scattered_by(rows)}]) if whole else []
+        return say(NO_COST, [{"models": models, "scatter": scattered_by(rows)}])
     of_model = {row["variant"]: row for row in rows if row["model"] == rows[0]["model"]}
     schemes = {name: of_model[variant] for variant, name in without_thresholds(of_model).items()}
     pairs = [
@@ -347,7 +349,7 @@ def sweep_findings(rows: Sequence[dict], names: dict[str, str], whole: bool = Tr
     least = say(FREE, rows, free=free) if free else say(LEAST, several)
     preserved = schemes["llm.int8"]["cost"] if "llm.int8" in list(schemes)[1:] else None
     first = [*say(MOST, rows, preserved=preserved), *say(SAVED, pairs[:1])]
-    return [*first, *least, *(_of_models(rows, names) if whole else ())]
+    return [*first, *least, *_of_models(rows, names)]
 
 
 def _of_models(rows: list[dict], names: dict[str, str]) -> list[Finding]:

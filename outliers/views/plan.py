@@ -13,7 +13,7 @@ from outliers.quantization.plans.plan import Plan
 from outliers.runs.stages.plan import CANDIDATES, CONFIRM, Alone, exports_of, perplexities_without_each, plan_of
 from outliers.show.axes import cost_axis
 from outliers.show.claims import Claim, say
-from outliers.show.section import Context, Drawing, Failures, Finding, Section, failures, printed
+from outliers.show.section import Context, Drawing, Finding, Section, printed, values_section
 from outliers.show.style import color_of, figure_function, panels_of
 from outliers.show.tables import Table, scatter_note, scattered
 from outliers.show.value import RowsOrFrame, comparable_rows, exact, scattered_by, value_of
@@ -147,10 +147,14 @@ CURVE = (
 )
 
 
-@failures(Failures.LOST)
 def plan_rows_section(rows: list[dict], context: Context) -> Section:
-    """Show the plan that an experiment's rows define; the plan and its exports become files."""
-    experiment, folder = context
+    """Show the plan that an experiment's rows define; the plan and its exports become files.
+
+    A search chooses among all sets that it measured: if one of them has no comparable number, list values.
+    """
+    if len(rows) < len(context.rows):
+        return values_section([*context.rows])
+    experiment, folder, _ = context
     plan = plan_of(rows, experiment.model, experiment.cost, experiment.draws)
     files = {FILE: plan.text} | exports_of(experiment.export, plan, experiment.revision)
     section = plan_section(rows, plan, files, experiment.by)

@@ -484,18 +484,21 @@ FEWEST = Claim(
     yes="The fewest bits of {what} that keep {model} within {held:.0%} of its perplexity are {bits:.4g}: "
     "{which:listed}.",
     no="No format of {what} keeps {model} within {held:.0%} of its perplexity.",
+    of_every=True,
 )
-NO_BENEFIT = Claim("remedies_{model}", "No remedy has a measurable benefit.")
+NO_BENEFIT = Claim("remedies_{model}", "No remedy has a measurable benefit.", of_every=True)
 SAVED = Claim(
     "remedies_{model}",
     by="saving",
     against=[NEXT],
     yes="{format} gains most from a remedy: {remedy} reduces its increase of perplexity from {plain:percent} to "
     "{cost:percent}.",
+    of_every=True,
 )
 LOST = Claim(
     "remedies_{model}",
     "With every remedy tried, {lost:listed} {lost:raises|raise} the perplexity of {model} by more than {held:.0%}.",
+    of_every=True,
 )
 
 

@@ -4,7 +4,7 @@ import pandas as pd
 
 from outliers.models.names import short_name
 from outliers.published.facts import published_elsewhere
-from outliers.show.section import Context, Drawing, Failures, Section, failures
+from outliers.show.section import Context, Drawing, Section
 from outliers.views.emergence import (
     Fit,
     by_model,
@@ -42,7 +42,6 @@ BAND = " Shaded: the standard error of the perplexity over the text."
 GREY_POINTS = "Grey: the models of the paper, as published (Table 4)."
 
 
-@failures(Failures.APART)
 def emergence_section(rows: list[dict], _context: Context | None = None) -> Section:
     """Show Table 4, the exponential fits, Figures 3 and 4, and the growth of outlier features in training runs."""
     drawings = [_growth_drawing(*watched, number) for number, watched in enumerate(rows_of_watched(rows).items(), 1)]
@@ -56,7 +55,6 @@ def _growth_drawing(model: str, rows: list[dict], number: int) -> Drawing:
     return Drawing.of(name, f"{short_name(model)}: {GROWTH}{band}", growth(rows))
 
 
-@failures(Failures.APART)
 def table4_section(rows: list[dict], _context: Context | None = None) -> Section:
     """Show Table 4 with the fits, and values that others published for its models."""
     models = distinct_models(rows)
@@ -74,7 +72,6 @@ def table4_section(rows: list[dict], _context: Context | None = None) -> Section
     return Section(title, rows, printed, tables, notes=notes, further=further, findings=findings)
 
 
-@failures(Failures.APART)
 def families_section(rows: list[dict], _context: Context | None = None) -> Section:
     """Show Table 4 of models whose perplexities are not comparable, and therefore without fits or figures."""
     table = emergence_table(rows)

@@ -34,7 +34,7 @@ from outliers.show.claims import Claim, say
 from outliers.show.explorer import CELLS, Explorer, map_of, of_tables
 from outliers.show.legends import legend
 from outliers.show.maps import FAINTEST, Scale, map_on, number_above
-from outliers.show.section import Context, Drawing, Failures, Finding, Section, by_stack, failures
+from outliers.show.section import Context, Drawing, Finding, Section, by_stack
 from outliers.show.style import GREY, HEAT, SEQUENTIAL, Panels, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, wrapped
 from outliers.show.words import TokenNamer, amount, ranges
@@ -274,7 +274,6 @@ CARRIED, MASSIVE_CARRIED = 3, 2  # features whose tokens are shown: outlier feat
 STRONGEST, WEAKEST = 5, 3  # tokens or contexts of a feature
 
 
-@failures(Failures.APART)
 def trace_rows_section(rows: list[dict], context: Context) -> Section:
     """Show the trace that an experiment keeps in a folder."""
     from outliers.runs.traces import EXCERPT, file_of_stack, saved_excerpt  # these import torch
@@ -282,7 +281,7 @@ def trace_rows_section(rows: list[dict], context: Context) -> Section:
     from outliers.tracing.requests import STEM
     from outliers.tracing.result import Trace
 
-    experiment, folder = context
+    experiment, folder, _ = context
     if not any(row["metric"] == "count" for row in rows):  # the trace failed
         return Section(f"Outlier features of {short_name(experiment.model)}", rows)
     names = namer_of(experiment.model, experiment.revision)

@@ -16,8 +16,10 @@ from outliers.models.anatomy import decoder_layers
 from outliers.models.names import POCKET
 from outliers.runs import engine
 from outliers.runs.rows import read_rows
-from outliers.show.section import Section, section_of
+from outliers.show.section import NO_CONTEXT, Finding, Section, printed, section_of, values_section
 from outliers.show.tables import Table
+from outliers.views.ablation import ablation_section
+from outliers.views.plan import plan_rows_section
 from tests.small_models import alter_weights
 from tests.typed import call
 
@@ -184,33 +186,66 @@ def test_where_the_baseline_alone_is_left_nothing_is_compared():
     finished = {"model": MODEL, "variant": "fp32", "metric": "perplexity", "value": 7.5}
     rows = [finished, finished | {"variant": "absmax", "failed": "no"}]
     errors = [finished | {"metric": "damage.error", "projection": path} for path in "ab"]
-    section = section_of(lambda _rows, _context: pytest.fail("compared"), rows + errors, None)
+    section = section_of(lambda _rows, _context: pytest.fail("compared"), rows + errors, NO_CONTEXT)
     assert [cells[1:3] for cells in section.tables[0].cells] == [["fp32", "perplexity"], ["absmax", "perplexity"]]
 
 
+def row_of(model: str, variant: str, metric: str = "latency", **fields) -> dict:
+    return {"model": model, "variant": variant, "scheme": variant, "metric": metric, "value": 1.0, **fields}
+
+
+def times(rows: list[dict], _context) -> Section:
+    lines = [[row["model"], row["variant"], "1.0", "–"] for row in rows]
+    by_variant = Table.of_words("by_variant", "A.", ["Model", "weights", "batch 1", "batch 8"], lines)
+    by_layer = Table.of_words("by_layer", "B.", ["layer", "ms"], [["0", "1.0"]])._replace(names=1)
+    tables = [by_variant._replace(names=2, baseline="float32"), by_layer]
+    findings = [Finding("one is", "by_variant"), Finding("all are", "by_variant", of_every=True)]
+    return Section("Times", rows, printed(tables), tables, findings=findings)
+
+
 def test_a_failed_cell_is_a_line_of_each_table_that_names_it():
-    def row(model: str, scheme: str, metric: str = "latency", **fields) -> dict:
-        return {"model": model, "variant": scheme, "scheme": scheme, "metric": metric, "value": 1.0, **fields}
-
-    def view(rows: list[dict], _context) -> Section:
-        lines = [[row["model"], row["scheme"], "1.0", "x"] for row in rows]
-        by_scheme = Table.of_words("by_scheme", "A.", ["Model", "scheme", "ms", "by"], lines)._replace(names=2)
-        by_layer = Table.of_words("by_layer", "B.", ["layer", "ms"], [["0", "1.0"]])._replace(names=1)
-        return Section("Times", rows, f"{by_scheme.printed}\n\n{by_layer.printed}", [by_scheme, by_layer])
-
-    fine = [row("a", "fp32"), row("a", "absmax")]
-    cut = [row("b", scheme, failed="cut off") for scheme in ("fp32", "absmax", "w4")]
-    section = section_of(view, [*fine, *cut], None)
-    by_scheme, by_layer = section.tables
-    assert by_scheme.cells[2:] == [["b", scheme, "failed", "failed"] for scheme in ("fp32", "absmax", "w4")]
-    assert by_scheme.printed in section.printed and len(by_layer.cells) == 1
+    fine = [row_of("a", "absmax"), row_of("c", "absmax")]
+    cut = [row_of("b", variant, failed="cut off") for variant in ("fp32", "absmax", "w4")]
+    section = section_of(times, [fine[0], *cut, fine[1]], NO_CONTEXT)
+    by_variant, by_layer = section.tables
+    assert by_variant.cells[1:4] == [["b", variant, "failed", "failed"] for variant in ("float32", "absmax", "w4")]
+    assert [line[0] for line in by_variant.cells] == ["a", "b", "b", "b", "c"], "where the rows have it"
+    assert by_variant.printed in section.printed and len(by_layer.cells) == 1
     assert section.notes == ["failed: b: all 3 schemes: cut off"]
 
-    of_one = [row("a", "absmax", "trace", failed="no room"), row("a", "w4", failed="no room")]
-    section = section_of(view, [*fine, *of_one, *cut], None)
+    of_one = [row_of("a", "absmax", "trace", failed="no room"), row_of("a", "w4", failed="no room")]
+    section = section_of(times, [*fine, *of_one, *cut], NO_CONTEXT)
     assert section.notes[0] == "failed: a: absmax (trace) and w4 (latency): no room"
-    assert [table.name for table in section.tables] == ["by_scheme", "by_layer", "measured"]
-    assert section.tables[-1].cells == [["a", "absmax", "trace", "failed"]], "it has a line already"
+    assert [table.name for table in section.tables] == ["by_variant", "by_layer"], "no table of its own"
+
+
+def test_a_line_with_values_fails_in_the_columns_of_the_cell():
+    rows = [row_of("a", "absmax", batch=1), row_of("a", "absmax", batch=8, failed="no room")]
+    assert section_of(times, rows, NO_CONTEXT).tables[0].cells == [["a", "absmax", "1.0", "failed"]]
+
+
+def test_what_is_said_of_every_cell_is_not_said_where_one_failed():
+    fine, failed = row_of("a", "absmax"), row_of("a", "w4", failed="no room")
+    said = [
+        [finding.text for finding in section_of(times, rows, NO_CONTEXT).findings] for rows in ([fine], [fine, failed])
+    ]
+    assert said == [["one is", "all are"], ["one is"]]
+
+
+def test_a_perplexity_beyond_any_number_that_no_table_shows_is_a_note():
+    rows = [row_of("a", "absmax"), row_of("a", "w4", "damage.log_perplexity_only") | {"value": 800.0}]
+    assert section_of(times, rows, NO_CONTEXT).notes == [
+        "failed: a: w4 (damage.log_perplexity_only): the value is > 1e308 (800.00 nats)"
+    ]
+    section = section_of(lambda *_: values_section(rows), rows, NO_CONTEXT)
+    assert not section.notes and section.tables[0].cells[1][-1] == "> 1e308 (800.00 nats)"
+
+
+@pytest.mark.parametrize(("view", "kind"), [(ablation_section, "ablate"), (plan_rows_section, "plan")])
+def test_views_that_compare_all_cells_list_values_if_one_failed(view, kind):
+    rows = [row_of("a", "absmax", kind), row_of("a", "w4", kind, failed="no room")]
+    (table,) = section_of(view, rows, NO_CONTEXT).tables
+    assert [line[-1] for line in table.cells] == ["1", "failed"]
 
 
 def test_in_data_frames_and_figures(tmp_path):
