@@ -57,7 +57,7 @@ def schemes() -> str:
     rows = [
         [
             f"`{scheme.name}`",
-            ", ".join([str(scheme.activations or "–"), *scheme.parts.split(", ")[2:]]),  # and its remedies
+            ", ".join([str(scheme.activations or "–"), *scheme.description.split(", ")[2:]]),  # and its remedies
             str(scheme.weights or "–"),
             "no" if scheme.outlier_threshold is None else "yes",
             IN_PAPER.get(scheme.name, "–"),

@@ -51,8 +51,8 @@ SINUSOIDS = 0.06
 def _corrupted_spans(corpus: Corpus, recipe: Recipe, seed: int) -> Examples:
     """Return blocks with corrupted spans, cut so long that the encoder reads a whole context (Raffel et al., 2020,
     section 3.1.4)."""
-    tokenizer, generator = PreTrainedTokenizerFast.from_pretrained(corpus.reader), torch.Generator().manual_seed(seed)
-    blocks = blocks_in_order(corpus.ids, recipe.steps, recipe.batch, seed, Spans.read_in(CONTEXT).tokens)
+    tokenizer, generator = PreTrainedTokenizerFast.from_pretrained(corpus.folder), torch.Generator().manual_seed(seed)
+    blocks = blocks_in_order(corpus.ids, recipe.steps, recipe.batch, seed, Spans.fit(CONTEXT).tokens)
     marks, end = sentinels_of(tokenizer), torch.tensor([tokenizer.eos_token_id])
     pairs = [corrupted(block, marks, end, generator) for block in torch.from_numpy(blocks.astype(np.int64))]
     return Examples(*map(torch.stack, zip(*pairs, strict=True)))
@@ -61,7 +61,7 @@ def _corrupted_spans(corpus: Corpus, recipe: Recipe, seed: int) -> Examples:
 def _masked_tokens(corpus: Corpus, recipe: Recipe, seed: int) -> Examples:
     """Return blocks between [CLS] and [SEP] of which 15 % of the tokens are predicted (Devlin et al., 2019, section
     3.1)."""
-    tokenizer, generator = PreTrainedTokenizerFast.from_pretrained(corpus.reader), torch.Generator().manual_seed(seed)
+    tokenizer, generator = PreTrainedTokenizerFast.from_pretrained(corpus.folder), torch.Generator().manual_seed(seed)
     blocks = blocks_in_order(corpus.ids, recipe.steps, recipe.batch, seed, CONTEXT - 2)
     inner = torch.from_numpy(blocks.astype(np.int64))
     chosen = chosen_positions(inner, generator)
@@ -80,7 +80,7 @@ def _digits(corpus: Corpus, recipe: Recipe, seed: int) -> Examples:
     whole = len(seen.digits) // recipe.batch * recipe.batch
     epochs = -(-recipe.steps * recipe.batch // whole)
     order = np.concatenate([generator.permutation(len(seen.digits))[:whole] for _ in range(epochs)])
-    values = ViTImageProcessorPil.from_pretrained(corpus.reader)(list(seen.pictures), return_tensors="pt").pixel_values
+    values = ViTImageProcessorPil.from_pretrained(corpus.folder)(list(seen.pictures), return_tensors="pt").pixel_values
     order = torch.from_numpy(order[: recipe.steps * recipe.batch])
     return Examples(values[order], torch.from_numpy(seen.digits)[order])
 
@@ -172,11 +172,11 @@ def begin(recipe: Recipe, seed: int) -> PreTrainedModel:
     return model
 
 
-def save(model: PreTrainedModel, step: int, folder: Path, reader: Path) -> dict:
+def save(model: PreTrainedModel, step: int, folder: Path, preprocessor: Path) -> dict:
     """Write a checkpoint as fp16 safetensors with its tokenizer or image processor; return nothing to log."""
     folder = folder / f"step-{step:04d}"
     copy.deepcopy(model).half().save_pretrained(folder)
-    shutil.copytree(reader, folder, dirs_exist_ok=True)
+    shutil.copytree(preprocessor, folder, dirs_exist_ok=True)
     return {}
 
 
@@ -187,7 +187,7 @@ def train_rung(name: str, c4: Path, wikitext: Path, work: Path) -> None:
     objective = OBJECTIVES[recipe.objective]
     corpus = objective.prepare(c4, wikitext, work)
     blocks = objective.examples(corpus, recipe, 0)
-    saved = partial(save, folder=folder, reader=corpus.reader)
+    saved = partial(save, folder=folder, preprocessor=corpus.folder)
     logged = train(begin(recipe, 0), recipe, blocks, folder, saved, CHECKPOINTS)
     (folder / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in logged if "loss" in entry))
 

@@ -22,14 +22,14 @@ FORCED = "OUTLIERS_KERNELS"  # variable that selects one backend, beside the ref
 class Backend(NamedTuple):
     """One implementation of the kernels.
 
-    name: its name for OUTLIERS_KERNELS. path: its name in rows, which the variable accepts too. runs_on: whether it is
-    available, from the type of a device and whether the variable selects a backend. linear, product, quantize, states,
-    attention, losses, grouped: the module that computes each operation, imported on first use; its `serves` tests
-    operands. The reference serves all operands.
+    name: its name for OUTLIERS_KERNELS. row_name: its name in rows, which the variable accepts too. runs_on: whether it
+    is available, from the type of a device and whether the variable selects a backend. linear, product, quantize,
+    states, attention, losses, grouped: the module that computes each operation, imported on first use; its `serves`
+    tests operands. The reference serves all operands.
     """
 
     name: str
-    path: str
+    row_name: str
     runs_on: Callable[[str, bool], bool]
     linear: str
     product: str | None = None
@@ -71,9 +71,9 @@ def backends(device: torch.device) -> tuple[Backend, ...]:
 
 
 def _backends(device: str, forced: str | None) -> tuple[Backend, ...]:
-    named = [one for one in BACKENDS if not forced or forced in (one.name, one.path)]
+    named = [one for one in BACKENDS if not forced or forced in (one.name, one.row_name)]
     if not named:
-        names = dict.fromkeys(name for one in BACKENDS for name in (one.name, one.path))
+        names = dict.fromkeys(name for one in BACKENDS for name in (one.name, one.row_name))
         raise ValueError(f"OUTLIERS_KERNELS is '{forced}'; expected one of {', '.join(names)}")
     available = [one for one in named if one.runs_on(device, bool(forced))]
     if not available:
@@ -244,8 +244,8 @@ def _multiply(
     return layer(hidden_states, weight, bias, activations, threshold, exact)
 
 
-def groups(rows: torch.Tensor, weight: Quantized) -> bool:
-    """Return whether a kernel multiplies rows with weights like this one in one launch, see `grouped_linear`."""
+def has_grouped_kernel(rows: torch.Tensor, weight: Quantized) -> bool:
+    """Return whether a kernel computes `grouped_linear` of rows and weights like these in one launch."""
     return _serving("grouped", rows.device, rows, weight)[0] is not BACKENDS[-1]
 
 
@@ -262,12 +262,15 @@ def product(
     left: torch.Tensor,
     right: torch.Tensor,
     outliers: torch.Tensor | None = None,
-    exact: torch.Tensor | None = None,
+    exact_columns: torch.Tensor | None = None,
     seed: int | None = None,
 ) -> torch.Tensor:
-    """Compute left · rightᵀ in int8, quantizing both operands for it, as `reference_products.product` does."""
+    """Compute left · rightᵀ in int8, quantizing both operands for it, as `reference_products.product` does.
+
+    outliers, exact_columns: indices of the inner dimensions, and of the columns of the product, that stay unquantized.
+    """
     module = _serving("product", left.device, left, right, outliers)[1]
-    return module.product(left, right, outliers, exact, seed)
+    return module.product(left, right, outliers, exact_columns, seed)
 
 
 def add_state(state: states.State, alpha: float, listed: bool = True) -> torch.Tensor:
@@ -303,7 +306,7 @@ def add_residual(state: states.State, limits: tuple[float, float], massive: torc
     _serving("states", state.x.device, state.x, state.kept)[1].add_residual(state, limits, massive)
 
 
-def sums_attention(query: torch.Tensor, key: torch.Tensor) -> bool:
+def has_attention_kernel(query: torch.Tensor, key: torch.Tensor) -> bool:
     """Return whether a kernel can compute `attention_sums`; otherwise only the reference does."""
     return _serving("attention", query.device, query, key)[0] is not BACKENDS[-1]
 

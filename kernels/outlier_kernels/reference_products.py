@@ -65,7 +65,7 @@ def product(
     left: torch.Tensor,
     right: torch.Tensor,
     outliers: torch.Tensor | None = None,
-    exact: torch.Tensor | None = None,
+    exact_columns: torch.Tensor | None = None,
     seed: int | None = None,
 ) -> torch.Tensor:
     """Compute left · rightᵀ in int8, with an absmax scale per row of either (equation 6).
@@ -73,9 +73,9 @@ def product(
     Args:
         left: float (..., m, k).
         right: float (..., n, k), of any dtype.
-        outliers: places of inner dimensions that are multiplied unquantized (equation 8), int64 (..., count) in
+        outliers: indices of inner dimensions that are multiplied unquantized (equation 8), int64 (..., count) in
             ascending order, preceded by -1 where a matrix has fewer; no scale includes them.
-        exact: places of columns of the product that are computed unquantized, in the same form (..., count).
+        exact_columns: indices of columns of the product that are computed unquantized, in the same form (..., count).
         seed: seed of stochastic rounding of `left`, see `quantize_rows`.
 
     Returns:
@@ -86,8 +86,8 @@ def product(
     if outliers is not None:
         flags = flags_of(outliers, left.shape[-1])[..., None, :]
         result = result + exact_product(left.masked_fill(~flags, 0), right)
-    if exact is not None:
-        flags = flags_of(exact, right.shape[-2])[..., None, :]
+    if exact_columns is not None:
+        flags = flags_of(exact_columns, right.shape[-2])[..., None, :]
         result = torch.where(flags, exact_product(left, right), result)
     return result.to(left.dtype)
 
@@ -99,17 +99,17 @@ def exact_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return left.to(dtype) @ right.to(dtype).mT
 
 
-def put_columns(result: torch.Tensor, left: torch.Tensor, right: torch.Tensor, exact: torch.Tensor) -> None:
+def put_columns(result: torch.Tensor, left: torch.Tensor, right: torch.Tensor, exact_columns: torch.Tensor) -> None:
     """Overwrite columns of a result (..., m, n) by those of the unquantized left · rightᵀ, see `product`.
 
-    exact: int64 (..., count); a place of -1 repeats the last column of its matrix.
+    exact_columns: int64 (..., count); a place of -1 repeats the last column of its matrix.
     """
-    last = exact[..., -1:]
-    places = torch.where(exact < 0, last, exact).clamp(min=0)
+    last = exact_columns[..., -1:]
+    places = torch.where(exact_columns < 0, last, exact_columns).clamp(min=0)
     rows = right.gather(-2, places[..., None].expand(*places.shape, right.shape[-1]))
     columns = places[..., None, :].expand(*result.shape[:-1], -1)
-    exact_columns = exact_product(left, rows).to(result.dtype)
-    result.scatter_(-1, columns, torch.where((last < 0)[..., None, :], result.gather(-1, columns), exact_columns))
+    columns_of_product = exact_product(left, rows).to(result.dtype)
+    result.scatter_(-1, columns, torch.where((last < 0)[..., None, :], result.gather(-1, columns), columns_of_product))
 
 
 def flags_of(places: torch.Tensor, size: int) -> torch.Tensor:

@@ -32,7 +32,7 @@ def add(state: State, alpha: float, listed: bool = True) -> torch.Tensor:
     for name, value in moments(x).items():
         statistics[name] += value
     if listed:
-        state.found.append(state.place, _values_of(x, hits, alpha))
+        state.found.append(state.label, _values_of(x, hits, alpha))
     return hits
 
 
@@ -123,7 +123,8 @@ def check_finite(by_feature: torch.Tensor) -> None:
 
 
 def join_largest(statistics: Statistics, x: torch.Tensor, by_feature: torch.Tensor, ids: torch.Tensor) -> None:
-    """Replace the largest entry so far by the largest entry of x, if that is later in the order of their numbers.
+    """Replace the largest entry so far by the largest entry of x, if its numbers (magnitude, value, feature, position,
+    token) are lexicographically larger.
 
     by_feature: the largest |x| of each feature (features,). ids: the tokens (tokens,).
     """

@@ -26,7 +26,7 @@ FEATURES = -1  # in a shape: the number of features
 LEAST, MOST = torch.inf, -torch.inf
 # By name, in the order that all backends share: shape, dtype, and initial value. `rest`: without position 0. `largest`:
 # absolute value, value, feature, position and token id of the largest entry. Of equal entries, the first feature's
-# first one counts within a sequence, and among sequences the one whose numbers are later in their order.
+# first one counts within a sequence, and among sequences the one whose numbers are lexicographically larger.
 STATISTICS = {
     "min": ((FEATURES,), torch.float32, LEAST),
     "max": ((FEATURES,), torch.float32, MOST),
@@ -51,17 +51,19 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # dtypes that are read 
 
 
 class NotFinite(ValueError):
-    """A hidden state holds NaN or inf. feature: the first such feature. place: of the state, if it is found later."""
+    """A hidden state holds NaN or inf.
 
-    def __init__(self, feature: int, place: object = None):
+    feature: the first such feature. label: that of the state, if the error is raised only when a report is read."""
+
+    def __init__(self, feature: int, label: object = None):
         super().__init__(f"NaN or inf in feature {feature}")
-        self.feature, self.place = feature, place
+        self.feature, self.label = feature, label
 
 
 class Found:
     """The hits that the host has read, and the reports that are still on devices.
 
-    hits: pairs of a state's place and its hits, (hits,) of `HIT`. waiting: the number of hits in `hits`.
+    hits: pairs of a `State`'s label and its hits, (hits,) of `HIT`. waiting: the number of hits in `hits`.
     """
 
     def __init__(self):
@@ -69,9 +71,9 @@ class Found:
         self.waiting = 0
         self.reports: dict[torch.device, object] = {}
 
-    def append(self, place: object, hits: np.ndarray) -> None:
+    def append(self, label: object, hits: np.ndarray) -> None:
         if len(hits):
-            self.hits.append((place, hits))
+            self.hits.append((label, hits))
             self.waiting += len(hits)
 
     def read(self) -> None:
@@ -88,9 +90,10 @@ class State(NamedTuple):
     """A hidden state of one sequence, and the statistics to which it is added.
 
     x: (tokens, features) of any floating-point dtype and strides. ids: its token ids, int64 (tokens,), on its device.
-    statistics: for the same features. kept: a record per entry, (tokens, features) contiguous, on any device: its
-    largest magnitude so far, in the dtype of x; or bool, whether it was a hit; or None. found: collects the hits, in
-    any order, with `place`; on a GPU, when it is read.
+    statistics: for the same features. kept: a record per entry of all states added to it, such as those of several
+    layers, (tokens, features) contiguous, on any device: the largest magnitude, in the dtype of x; or bool, whether one
+    was a hit; or None. found: collects the hits, in any order; on a GPU, when it is read. label: what the caller calls
+    the state, returned with its hits and errors.
     """
 
     x: torch.Tensor
@@ -98,7 +101,7 @@ class State(NamedTuple):
     statistics: Statistics
     kept: torch.Tensor | None
     found: Found
-    place: object = None
+    label: object = None
 
 
 def empty(table: dict[str, tuple], features: int, device: torch.device) -> Statistics:

@@ -132,10 +132,10 @@ Examples:
 def _experts(subject: ToAblate) -> dict[int, int]:
     """Return the number of experts by layer; raise UserError if there are none."""
     from outliers.models.anatomy import experts_of  # late, for it imports torch
-    from outliers.models.anatomy.experts import number_of
+    from outliers.models.anatomy.experts import expert_count
     from outliers.models.skeleton import skeleton
 
-    experts = {layer: number_of(module) for layer, module in experts_of(skeleton(subject.config)).items()}
+    experts = {layer: expert_count(module) for layer, module in experts_of(skeleton(subject.config)).items()}
     if not experts:
         raise UserError(f"'{subject.name}' has no experts; expected a mixture of experts for --drop experts")
     return experts
@@ -301,7 +301,7 @@ def ablate(
     for number, treatment in enumerate(treatments):
         change = Intervention(treatment.features, treatment.method or "zero", seed, means)
         for metric, roles in measured_in:
-            places = tuple(f"{view.written}.{role}" if stack else role for role in roles)
+            places = tuple(f"{view.place}.{role}" if stack else role for role in roles)
             variant = Ablated(change, places) if treatment.features else AS_IT_IS
             cells.append(Cell(subject, variant, metric(), {"treatment": number}))
     measurements: list[dict] = [dict(vars(treatment)) for treatment in treatments]

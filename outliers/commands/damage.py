@@ -158,9 +158,9 @@ def _cells(
     by = set(by)
     _check(by, variants, chosen)
     pairs = []
-    if with_errors := [variant for variant in variants if "error" in by and variant.has_errors]:
+    if with_errors := [variant for variant in variants if "error" in by and variant.has_output_errors]:
         pairs += [(EXACT, Inputs()), *((variant, Errors()) for variant in with_errors)]
-        pairs += [(variant, Weights()) for variant in with_errors if variant.others]
+        pairs += [(variant, Weights()) for variant in with_errors if variant.swaps]
     if by - {"error"}:
         whole = {"draws": model_draws or draws}
         pairs += [(EXACT, Perplexity(**whole))]
@@ -173,7 +173,7 @@ def _cells(
 def _place_metrics(variant: Damaging, by: Collection[str], draws: int) -> list[Metric]:
     """Return the metrics of the cost of single roles, layers, heads or experts, for the kinds in `by`."""
     fields = ("role", "layer", "head" if "head" in variant.place_kinds else EXPERT)
-    instead = {"layer": Layers(draws=draws)} if variant.others else {}
+    instead = {"layer": Layers(draws=draws)} if variant.swaps else {}
     return [instead.get(field) or Places(by=field, draws=draws) for field in fields if field in by]
 
 
@@ -189,7 +189,7 @@ def _check(by: set[str], variants: Sequence[Damaging], chosen: bool) -> None:
             raise UserError(
                 f"scheme '{variant.name}' quantizes nothing, and so has no damage; expected one such as absmax"
             )
-        if by == {"error"} and not variant.has_errors:
+        if by == {"error"} and not variant.has_output_errors:
             raise UserError(
                 f"'{variant.name}' quantizes no projection, and only projections have errors; expected another "
                 "part of the damage: role, layer or model"
@@ -198,9 +198,9 @@ def _check(by: set[str], variants: Sequence[Damaging], chosen: bool) -> None:
 
 def _check_tokenizers(subject: ModelWithText, others: Iterable[str]) -> None:
     """Raise UserError if another model's tokenizer gives a token another id than the subject's tokenizer."""
-    from outliers.models.load import load_reader, load_tokenizer
+    from outliers.models.load import load_preprocessor, load_tokenizer
 
-    ids = getattr(load_reader(subject.model, subject.revision), "vocab", {})
+    ids = getattr(load_preprocessor(subject.model, subject.revision), "vocab", {})
     for other in others:
         if Path(other).is_dir() and not (Path(other) / "tokenizer.json").exists():
             continue  # transformers would make an empty tokenizer

@@ -23,7 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from outliers.criterion import check_share, check_threshold
 from outliers.errors import UserError, mistake_in, unknown_name
-from outliers.models.names import as_called
+from outliers.models.names import normalized_name
 from outliers.quantization.plans.plan import expanded
 from outliers.quantization.schemes import Scheme, get_scheme, is_known
 from outliers.terminal.printing import is_line
@@ -179,8 +179,8 @@ Shapes = Annotated[list[LayerShape], Split, Field(min_length=1), Unique]
 NONE = "by default none."  # end of the description of an option that accepts the word none, too
 TEXT = "sample, c4, wikitext2, or a .txt, .txt.gz or .jsonl file; for vision models a folder of pictures."
 MODEL = "Hub id, local folder or GGUF file, pocket/NAME, or smollm2-135m."
-Model = Annotated[Line, AfterValidator(as_called), OF_A_MODEL, Field(description=MODEL)]
-_ModelsAsCalled = AfterValidator(lambda names: list(dict.fromkeys(map(as_called, names))))
+Model = Annotated[Line, AfterValidator(normalized_name), OF_A_MODEL, Field(description=MODEL)]
+_ModelsAsCalled = AfterValidator(lambda names: list(dict.fromkeys(map(normalized_name, names))))
 Models = Annotated[Names, _ModelsAsCalled, OF_A_MODEL, Field(description=MODEL)]
 File = Annotated[Line, OF_A_FILE]
 Revision = Annotated[

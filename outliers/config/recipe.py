@@ -16,9 +16,9 @@ class Recipe(BaseModel):
     """Everything that determines a training run but its seed.
 
     start: a rung of the pocket ladder, trained from scratch, or a model that is trained further. learning_rate: the
-    peak, followed by a cosine decay to zero; it and the batch are the rung's unless given. weight_decay: of matrices.
-    attention, gated, positions, norm: see `outliers.trainer.architectures.change`. int8 and later fields: which
-    products are in int8, and how, see `outliers.train_int8`.
+    peak, followed by a cosine decay to zero; it and the batch are the rung's unless given. weight_decay: of matrices
+    and embeddings. attention, gated, positions, norm: see `outliers.trainer.architectures.change`. int8 and later
+    fields: which products are in int8, and how, see `outliers.train_int8`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

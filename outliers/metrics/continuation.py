@@ -10,7 +10,7 @@ from outliers.errors import UserError
 from outliers.metrics.measurement import CellMeasurement
 from outliers.models.anatomy import context_length, family_of
 from outliers.models.anatomy.causal import CAUSAL
-from outliers.models.anatomy.examples import read_ids
+from outliers.models.anatomy.examples import input_ids
 from outliers.models.decoder import inference, under
 from outliers.models.stream import Variant
 from outliers.subjects.cell import Cell
@@ -42,13 +42,13 @@ class ContinuationMeasurement(CellMeasurement):
         self, _model_cache: ModelCache, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
     ) -> list[int]:
         """Return the token ids that continue the first block."""
-        prompt = read_ids(next(iter(blocks)))[: _prompt_length(cell)]
+        prompt = input_ids(next(iter(blocks)))[: _prompt_length(cell)]
         with under(model, variant) as (changed, _):
             return continued(changed, prompt, cell.metric.tokens)
 
     def values(self, cell: Cell, results: list[list[int]]) -> list[dict]:
         (ids,), tokenizer = results, cell.subject.preprocessor
-        prompt = read_ids(cell.subject.blocks[0])[: _prompt_length(cell)].tolist()
+        prompt = input_ids(cell.subject.blocks[0])[: _prompt_length(cell)].tolist()
         texts = {"prompt_text": tokenizer.decode(prompt), "continuation": tokenizer.decode(ids)}
         return [{"metric": "continuation", "value": len(ids), "unit": "tokens", **texts, "continuation_ids": ids}]
 

@@ -94,7 +94,7 @@ class _ErrorObserver:
     def __init__(self, variants: Sequence[Quantized | Against]):
         self.variants = variants
         self.blocks: dict[int, BlockErrors] = {}
-        self.reading: dict[tuple[int, str], int] = {}  # the stack whose positions a state has, by layer and role
+        self.stacks: dict[tuple[int, str], int] = {}  # the stack whose positions a state has, by layer and role
 
     def begin(self, number: int, inputs: tuple[torch.Tensor, ...]) -> None:
         """Announce the next block to the hooks; inputs: what each stack reads of it."""
@@ -107,8 +107,10 @@ class _ErrorObserver:
             under_schemes = zip(*map(projections, changed), strict=True) if changed else ()
             layers = {same[0].path: [part.module for part in same] for same in under_schemes}
             observed = list(projections(model, layer))
-            self.reading |= {_state(part): part.inputs for part in observed}
-            whole = [part for part in state_readers(model, layer) if part.expert is None and part.place in self.reading]
+            self.stacks |= {_state(part): part.position_stack for part in observed}
+            whole = [
+                one for one in state_readers(model, layer) if one.expert is None and one.layer_state in self.stacks
+            ]
             stack.enter_context(input_hooks(whole, self._see_input))
             stack.enter_context(expert_hooks(model, self._see_units, only=layer))
             for projection in observed:
@@ -120,7 +122,7 @@ class _ErrorObserver:
             yield
 
     def _is_other(self, number: int, module: nn.Module) -> bool:
-        return isinstance(module, QuantizedLinear) or bool(self.variants[number].others)
+        return isinstance(module, QuantizedLinear) or bool(self.variants[number].swaps)
 
     def _see_units(self, layer: int, _expert: int, tokens: torch.Tensor, x: torch.Tensor) -> None:
         self._see_input(layer, "ffn_out", x, tokens)
@@ -130,7 +132,7 @@ class _ErrorObserver:
         magnitudes = x.abs().amax(1)
         token = magnitudes.argmax().item()
         position = token if positions is None else positions[token].item()
-        ids = self.inputs[self.reading[layer, role]]
+        ids = self.inputs[self.stacks[layer, role]]
         if positions is None:
             check_positions(layer, len(x), len(ids))
         place = x[token].abs().argmax().item(), position, ids[position].item()
@@ -181,7 +183,7 @@ class ErrorsMeasurement(Measurement):
 
     def memory_needs(self, cells: Sequence[Cell]) -> MemoryNeeds:
         schemes = (quantized.scheme for cell in cells for quantized in cell.variant.schemes)
-        return MemoryNeeds((stored_bytes(schemes),), other_models=sum(len(cell.variant.others) for cell in cells))
+        return MemoryNeeds((stored_bytes(schemes),), other_models=sum(len(cell.variant.swaps) for cell in cells))
 
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(cells) * len(cells[0].subject.blocks)
@@ -213,7 +215,7 @@ def _split_scheme(cell: Cell) -> tuple[Variant, list[Quantized | Against]]:
     if isinstance(cell.metric, Inputs):
         return cell.variant, []
     *others, scheme = cell.variant.parts
-    if not scheme.has_errors:
+    if not scheme.has_output_errors:
         raise UserError(
             f"errors under '{cell.variant.name}', which leaves no projection quantized; expected a scheme such as "
             "absmax, or another model"
@@ -233,7 +235,7 @@ def _of_cell(blocks: list[BlockErrors], places: list[Projection], number: int | 
 
 def _state(part: Projection) -> tuple[int, str]:
     """Return the layer and role of a projection's input; all experts of a layer share them."""
-    return part.place if part.expert is None else (part.layer, part.role)
+    return part.layer_state if part.expert is None else (part.layer, part.role)
 
 
 def _largest(blocks: list[dict[tuple[int, str], Largest]]) -> list[dict]:

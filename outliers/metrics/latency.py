@@ -14,7 +14,7 @@ from outliers.errors import UserError
 from outliers.metrics.graphs import DecodeSteps, captured_steps, next_ids
 from outliers.metrics.measurement import Measurement, MemoryNeeds
 from outliers.models.anatomy import check_block, context_length, stack_module, stacks_of
-from outliers.models.anatomy.examples import read_ids
+from outliers.models.anatomy.examples import input_ids
 from outliers.models.decoder import inference
 from outliers.quantization.caches import QuantizedCache, cache
 from outliers.subjects.cell import Cell
@@ -122,7 +122,7 @@ class LatencyMeasurement(Measurement):
 
 
 def _prompts(cell: Cell) -> torch.Tensor:
-    inputs = read_ids(cell.subject.blocks[: cell.metric.batch])
+    inputs = input_ids(cell.subject.blocks[: cell.metric.batch])
     return inputs if inputs.is_floating_point() else inputs[:, : cell.metric.prompt]  # pictures are read whole
 
 

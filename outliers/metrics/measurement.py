@@ -95,7 +95,7 @@ class Measurement(ABC):
             stored_bytes((quantized.scheme for quantized in variant.schemes), drawn) for variant in variants
         )
         return MemoryNeeds(
-            per_weight, variant_count=len(variants), other_models=max(len(variant.others) for variant in variants)
+            per_weight, variant_count=len(variants), other_models=max(len(variant.swaps) for variant in variants)
         )
 
     @abstractmethod

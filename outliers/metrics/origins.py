@@ -26,14 +26,14 @@ from outliers.models.anatomy import (
     family_of,
     features_of,
     heads_of,
-    in_layer,
     layers_of,
     norms_are_in_the_residual_stream,
+    reader_at,
     stacks_of,
     width_of,
 )
 from outliers.models.anatomy.examples import Block
-from outliers.models.anatomy.experts import ExpertProjection, number_of
+from outliers.models.anatomy.experts import ExpertProjection, expert_count
 from outliers.models.anatomy.row import Anatomy, config_of_stack
 from outliers.models.anatomy.trust import check_sums
 from outliers.models.anatomy.weights import parameter_of
@@ -613,11 +613,11 @@ class _SubLayer:
         self.kind = "head" if role == "attn_out" else "shared neuron" if of_experts else "neuron"
         self.projection = self.sum = None
         if names:
-            projection = in_layer(layer, role, names[0])
+            projection = reader_at(layer, role, names[0])
             self.projection, (self.rows, self.bias) = projection.module, self._read(projection)
             self._keep(self.kind, self.rows)
         if of_experts:
-            each = [self._read(in_layer(layer, role, name)) for name in of_experts]
+            each = [self._read(reader_at(layer, role, name)) for name in of_experts]
             self.biases = [bias for _, bias in each]
             self._keep("expert neuron", torch.cat([rows for rows, _ in each], 1))
         if names and of_experts:
@@ -655,7 +655,7 @@ class _SubLayer:
     @contextmanager
     def hooks(self) -> Iterator[None]:
         with ExitStack() as stack:
-            for number in range(0 if self.experts is None else number_of(self.experts)):
+            for number in range(0 if self.experts is None else expert_count(self.experts)):
                 expert = self.experts.get_submodule(str(number))
                 *_, last = expert.children()
                 calls: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -692,7 +692,7 @@ class _SubLayer:
 
     def _see_experts(self, experts: nn.Module, _inputs: tuple, output: torch.Tensor) -> None:
         tokens, columns = len(self.observer.ids), len(self.observer.columns)
-        terms = torch.zeros(tokens, number_of(experts), columns, device=output.device)
+        terms = torch.zeros(tokens, expert_count(experts), columns, device=output.device)
         biases = None if self.biases[0] is None else torch.zeros(tokens, columns, device=output.device)
         for expert in self.of_experts:
             terms[expert.positions, expert.number] = expert.added

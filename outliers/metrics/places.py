@@ -169,7 +169,7 @@ def _count(cell: Cell) -> int:
         )
     if variant.is_of_places:
         raise UserError(f"'{variant.name}' quantizes some places already; expected a scheme, or a cache, of all")
-    if by not in variant.place_kinds and (variant.others or by != "expert"):
+    if by not in variant.place_kinds and (variant.swaps or by != "expert"):
         raise UserError(
             f"'{variant.name}' has no places by {by}; expected heads of a cache, stacks of a scheme, or roles"
         )

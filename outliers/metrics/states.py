@@ -34,7 +34,7 @@ class StatesMeasurement(Measurement):
     """
 
     def check(self, cell: Cell) -> None:
-        if cell.metric.of_text and family_of(cell.subject.config).places is None:
+        if cell.metric.of_text and family_of(cell.subject.config).targets is None:
             raise UserError(
                 f"'{cell.subject.name}' predicts no tokens, of which {cell.metric.name} are; expected a language model"
             )

@@ -26,7 +26,7 @@ from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.masking_utils import causal_mask_function, eager_mask
 
 from outliers.errors import UserError
-from outliers.models.anatomy import Projection, anatomy_of, in_layer, layers_of, stack_module, stacks_of
+from outliers.models.anatomy import Projection, anatomy_of, layers_of, reader_at, stack_module, stacks_of
 
 OURS = "outliers"  # the name of `attend` among the implementations of attention
 ROLE = "attention"  # the role of the operands of attention, beside those of projections
@@ -146,11 +146,12 @@ def product_hooks(
 
 
 def attentions(model: PreTrainedModel) -> Iterator[Projection]:
-    """Yield the attention of each layer that has one; its path stands for the products, which are no module."""
+    """Yield a `Projection` for each layer with attention that stands for its products of queries with keys and of
+    probabilities with values; its module is the attention, and its path ends in ".products"."""
     for layer in layers_of(model):
         if layer.anatomy.attention is None:
             continue
-        attention = in_layer(layer, ROLE, layer.anatomy.attention)
+        attention = reader_at(layer, ROLE, layer.anatomy.attention)
         yield attention._replace(path=f"{attention.path}.products")
 
 
@@ -222,7 +223,7 @@ def summed_attention(
         plain = _named(module, "eager")
         return plain(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **others)
     heads, length = query.shape[1:3]
-    if dispatch.sums_attention(query, key):
+    if dispatch.has_attention_kernel(query, key):
         given = {"is_causal": True, "scale": scaling, "enable_gqa": heads != key.shape[1]}
         outputs = nn.functional.scaled_dot_product_attention(query, key, value, **given)
         received = dispatch.attention_sums(query, key, scaling)
@@ -273,7 +274,7 @@ def _is_plain(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None)
     if mask is None or query.shape[0] > 1:
         return False
     on_cpu = query.is_cpu and query.dtype == torch.float32 and query.shape[1] > 1
-    if not (dispatch.sums_attention(query, key) or on_cpu):
+    if not (dispatch.has_attention_kernel(query, key) or on_cpu):
         return False
     length = query.shape[2]
     if key.shape[2] != length or mask.dtype != query.dtype or mask.shape != (1, 1, length, length):

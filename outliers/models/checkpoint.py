@@ -79,8 +79,9 @@ class Checkpoint(NamedTuple):
     adapter: str | None = None
 
     @property
-    def zero_points(self) -> str | None:
-        """A note on zero points of packed weights whose values contradict their label, or leave the reading open."""
+    def note_on_zero_points(self) -> str | None:
+        """A remark for rows if the stored zero points of packed weights contradict the format version that the
+        configuration gives, or leave it open."""
         return "; ".join(dict.fromkeys(lazy.note for lazy in self.tensors.values() if lazy.note)) or None
 
     def absent(self, model: PreTrainedModel) -> set[str]:
@@ -100,8 +101,8 @@ def read_checkpoint(source: Source, name: str, revision: str | None, model: PreT
         return Checkpoint(source.format.read_tensors(*files, model), source.format.unread_fields(*files))
     stored: dict[str, Lazy] = {}
     for file in files:
-        with readable(name):
-            _, tensors = read_safetensors(file, partial(readable, name))
+        with safetensors_refusals(name):
+            _, tensors = read_safetensors(file, partial(safetensors_refusals, name))
         for lazy in tensors:
             if lazy.name in stored:
                 raise twice(name, lazy, stored[lazy.name])
@@ -121,7 +122,7 @@ def read_checkpoint(source: Source, name: str, revision: str | None, model: PreT
 
 
 @contextmanager
-def readable(name: str) -> Iterator[None]:
+def safetensors_refusals(name: str) -> Iterator[None]:
     """Convert the errors of a damaged safetensors file of model `name` to one line."""
     try:
         yield

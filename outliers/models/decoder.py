@@ -198,10 +198,10 @@ def watched_pass(
     variant: Variant = AS_IT_IS,
     begin: Callable[[int, tuple[torch.Tensor, ...]], None] = lambda number, ids: None,
 ) -> list[tuple[int, Block, torch.Tensor]]:
-    """Pass all blocks through a model under a variant with hooks; return what `run_decoder` yields for the last block.
+    """Pass all blocks through a model under a variant with hooks, and keep of what `run_decoder` yields only the item
+    of the last block: a list of one, empty without blocks.
 
-    hooks: makes a context with hooks on all layers of a model or on one, which see the changed model. The list is empty
-    without blocks.
+    hooks: makes a context with hooks on all layers of a model or on one, which see the changed model.
     """
     with under(model, WatchedVariant(variant, hooks)) as (changed, left):
         return list(deque(run_decoder(changed, blocks, begin, left), maxlen=1))

@@ -26,7 +26,7 @@ from outliers.models.anatomy import (
     layers_of,
     state_readers,
 )
-from outliers.models.anatomy.experts import call_by_projection, number_of, restore
+from outliers.models.anatomy.experts import call_by_projection, expert_count, restore
 from outliers.models.anatomy.names import LayerState, state_names
 from outliers.models.anatomy.weights import is_offloaded
 from outliers.models.attention import eager
@@ -117,11 +117,11 @@ def hooks(
     numbers = range(len(decoder_layers(model)))
     states = _states(roles, numbers if layers is None else layers)
     known = state_names(model, names) if names else {}
-    projections = [reader for reader in state_readers(model) if {reader.place, (reader.layer, reader.role)} & {*states}]
+    projections = [one for one in state_readers(model) if {one.layer_state, (one.layer, one.role)} & {*states}]
     streams = [layer for layer, role in states if role == RESIDUAL]
     layers = sorted({layer for layer, _role in states})
     if not set(layers) <= set(numbers) or not (projections or streams):
-        known_roles = ", ".join([*dict.fromkeys(reader.place[1] for reader in state_readers(model)), RESIDUAL])
+        known_roles = ", ".join([*dict.fromkeys(reader.layer_state[1] for reader in state_readers(model)), RESIDUAL])
         raise UserError(
             f"no hidden states of role {' or '.join(roles)} in layers {shown(layers)}; this model has the layers 0 to "
             f"{numbers[-1]}, and the roles {known_roles}"
@@ -189,7 +189,7 @@ class _Shared:
         self.seen: dict[tuple[int, str], tuple] = {}  # by layer and role: the last input and its replacement
 
     def __call__(self, projection: Projection, x: torch.Tensor) -> torch.Tensor | None:
-        place = projection.place
+        place = projection.layer_state
         before, changed = self.seen.get(place, (None, None))  # another thread's block may replace them meanwhile
         if _is_same(x, changed):  # as in a module whose own input was replaced
             return changed
@@ -319,7 +319,7 @@ def expert_hooks(
     return attached(
         handle
         for layer, experts in experts_of(model).items()
-        for number in range(number_of(experts) if only in (None, layer) else 0)
+        for number in range(expert_count(experts) if only in (None, layer) else 0)
         for handle in on(layer, number, experts.get_submodule(str(number)))
     )
 

@@ -176,7 +176,7 @@ def load_processor(name: str, revision: str | None = None) -> BaseImageProcessor
     return processor
 
 
-def load_reader(name: str, revision: str | None = None) -> PreTrainedTokenizerBase | BaseImageProcessor:
+def load_preprocessor(name: str, revision: str | None = None) -> PreTrainedTokenizerBase | BaseImageProcessor:
     """Load the tokenizer of a model, or its image processor if it reads pictures."""
     no_text = family_of(load_config(name, revision)).name_of
     return (load_processor if no_text else load_tokenizer)(name, revision)
@@ -235,15 +235,15 @@ def open_model(
         if not source.file:
             model.generation_config = GenerationConfig.from_pretrained(source.path, **_keywords(source))
     vars(model.config).pop("quantization_config", None)  # because the loaded weights are not quantized
-    model.ignored_tensors, model.zero_points = checkpoint.ignored, checkpoint.zero_points
+    model.ignored_tensors, model.zero_points = checkpoint.ignored, checkpoint.note_on_zero_points
     model.merged_adapter = checkpoint.adapter if source.adapter else None
     if checkpoint.adapter and not source.adapter:
         logger.warning(
             f"warning: '{name}' holds a {checkpoint.adapter} beside its weights, which is left out (transformers would "
             f"apply it); --adapter, or the name '{name}{WITH_ADAPTER}', merges it"
         )
-    if checkpoint.zero_points:
-        logger.warning(f"warning: zero points of '{name}' are read as {checkpoint.zero_points}")
+    if checkpoint.note_on_zero_points:
+        logger.warning(f"warning: zero points of '{name}' are read as {checkpoint.note_on_zero_points}")
     if count := len(checkpoint.ignored):
         kind, place = ("field", "llama.cpp") if source.format else ("tensor", "its configuration")
         logger.warning(

@@ -50,7 +50,7 @@ PACKAGED = {
 }
 
 
-def as_called(model: str) -> str:
+def normalized_name(model: str) -> str:
     """Return an embedded or packaged model's name in lower case; any other name unchanged."""
     written = model.lower()
     return written if written.startswith("pocket/") or (written in PACKAGED and not Path(model).exists()) else model
@@ -74,11 +74,11 @@ def without_adapter(name: str) -> str:
     return name if not name.endswith(WITH_ADAPTER) or Path(name).exists() else name.removesuffix(WITH_ADAPTER)
 
 
-def check_alone(folder: Path, there: Sequence[str | None], ours: Sequence[str | None]) -> None:
-    """Raise UserError if a folder has results of another model and revision than ours; paths to one place are one
-    model."""
-    if there[1] != ours[1] or Path(there[0]).resolve() != Path(ours[0]).resolve():
-        names = ["@".join(filter(None, place)) for place in (there, ours)]
+def check_same_model(folder: Path, found: Sequence[str | None], expected: Sequence[str | None]) -> None:
+    """Raise UserError if the model and revision found in a folder are not the expected ones; two paths to one folder
+    are one model."""
+    if found[1] != expected[1] or Path(found[0]).resolve() != Path(expected[0]).resolve():
+        names = ["@".join(filter(None, model)) for model in (found, expected)]
         raise UserError(
             f"'{folder}' holds results of '{names[0]}', whose tables and page those of '{names[1]}' would replace; "
             "choose another folder with --out"

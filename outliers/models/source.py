@@ -29,7 +29,7 @@ from outliers.models.names import (
     PACKAGED,
     POCKET,
     WITH_ADAPTER,
-    as_called,
+    normalized_name,
     not_here,
     packaged_file,
     packaged_models,
@@ -80,7 +80,7 @@ def local_place(name: str) -> Path | None:
     That is the folder of a pocket model, the file of a packaged one, or an existing folder or GGUF file of this name.
     """
     given = without_adapter(name)
-    name = as_called(given)
+    name = normalized_name(given)
     if name.startswith("pocket/"):
         if name not in pocket_models():
             raise unknown_name("model", given, here())

@@ -254,49 +254,50 @@ class Stream:
         inputs = [inputs_of(model, example) for example in examples]
         ids = [ids_of(model, example) for example in examples]
         turns = list(product(range(len(variants)), range(len(examples))))
-        last, memory = len(inputs[0]) - 1, dict.fromkeys(turns)
-        for place in range(last):
-            ends = self._through(model, place, inputs, ids, variants, memory, begin)
-            memory = {turn: self._kept(next(ends)) for turn in turns}
-        ends = self._through(model, last, inputs, ids, variants, memory, begin)
+        last, encoded = len(inputs[0]) - 1, dict.fromkeys(turns)
+        for number in range(last):
+            ends = self._run_stack(model, number, inputs, ids, variants, encoded, begin)
+            encoded = {turn: self._kept(next(ends)) for turn in turns}
+        ends = self._run_stack(model, last, inputs, ids, variants, encoded, begin)
         yield from ((variant_number, examples[block_number], next(ends)) for variant_number, block_number in turns)
 
     def _kept(self, state: torch.Tensor) -> torch.Tensor:
         """Store the output (T, features) of a stack for the stack that reads it, as (1, T, features)."""
         return self.storage((1, *state.shape), state.dtype, state.device).copy_(state)
 
-    def _through(
+    def _run_stack(
         self,
         model: PreTrainedModel,
-        place: int,
+        index: int,
         inputs: list[tuple[torch.Tensor, ...]],
         ids: list[tuple[torch.Tensor, ...]],
         variants: Sequence[Variant],
-        memory: dict[tuple[int, int], torch.Tensor | None],
+        encoded: dict[tuple[int, int], torch.Tensor | None],
         begin: Callable[[int, int, tuple[torch.Tensor, ...]], None],
     ) -> Iterator[torch.Tensor]:
         """Pass blocks through one stack; yield the last hidden states (T, features), variant by variant and block by
         block.
 
-        place: the number of the stack. inputs, ids: what each stack reads of each block, and the ids at its positions.
-        memory: by variant and block, the output of the stack before.
+        index: that of the stack in `stacks_of`. inputs, ids: for each block, what each stack reads, and the ids at its
+        positions. encoded: by the numbers of variant and block, the output of the stack before, which cross-attention
+        reads.
         """
-        stack, layers = stacks_of(model.config)[place], [layer for layer in layers_of(model) if layer.stack == place]
+        stack, layers = stacks_of(model.config)[index], [layer for layer in layers_of(model) if layer.stack == index]
         paths = [layer.path for layer in layers]
         keys = [tuple(map(len, block_ids)) for block_ids in ids]  # lengths determine a layer's other outputs
-        shape = len(variants), len(keys), max(key[place] for key in keys), stack.width * stack.streams
+        shape = len(variants), len(keys), max(key[index] for key in keys), stack.width * stack.streams
         states = self.storage(shape, self.widest, self.device)
         outputs: dict[tuple[int, ...], object] = {}  # of the previous layer: the last output for each key
 
         def run(turn: tuple[int, int], modules: dict[str, nn.Module]) -> torch.Tensor:
-            encoded = None if memory[turn] is None else memory[turn].to(self.device)
-            return run_stack(exchanged(model, modules), stack, inputs[turn[1]][place], encoded)
+            memory = None if encoded[turn] is None else encoded[turn].to(self.device)
+            return run_stack(exchanged(model, modules), stack, inputs[turn[1]][index], memory)
 
         def known(variant_number: int, block_number: int) -> object:
             """Return the output of the previous layer."""
             key = keys[block_number]
             last, *others = outputs_of(outputs[key])
-            state = states[variant_number, block_number, : key[place]].to(self.device, last.dtype).view(last.shape)
+            state = states[variant_number, block_number, : key[index]].to(self.device, last.dtype).view(last.shape)
             return state if isinstance(outputs[key], torch.Tensor) else (state, *others)
 
         for number, layer in enumerate(over(layers, f"{self.name}, layers")):
@@ -311,8 +312,8 @@ class Stream:
                             begin(*turn, ids[block_number])
                             run(turn, before | dict.fromkeys(paths[number:], once))
                             state = outputs_of(once.cached)[0]
-                            check_positions(layer.number, state.numel() // shape[-1], key[place])
-                            states[turn][: key[place]] = state.view(key[place], -1)
+                            check_positions(layer.number, state.numel() // shape[-1], key[index])
+                            states[turn][: key[index]] = state.view(key[index], -1)
                             now[key] = once.cached
                             give_memory_back()
                 changed = module = once = before = None  # they hold this layer's weights
@@ -332,10 +333,10 @@ class Stream:
         limits = {torch.device("cpu"): math.inf if self.memory is None else self.memory}
         if device.type != "cpu":
             limits = {device: STATES_ON_GPU * (torch.cuda.mem_get_info(device)[0] + self.taken[device])} | limits
-        for place, limit in limits.items():
-            if self.taken[place] + size <= limit:
-                self.taken[place] += size
-                return torch.zeros(shape, dtype=dtype, device=place)
+        for kept_on, limit in limits.items():
+            if self.taken[kept_on] + size <= limit:
+                self.taken[kept_on] += size
+                return torch.zeros(shape, dtype=dtype, device=kept_on)
         return torch.frombuffer(_mapped_file(size), dtype=dtype, count=count).view(shape)
 
 

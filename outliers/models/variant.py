@@ -30,8 +30,9 @@ class Variant(Protocol):
         return False
 
     @property
-    def has_errors(self) -> bool:
-        """Whether projections have other outputs under the variant, given the inputs that they have without it."""
+    def has_output_errors(self) -> bool:
+        """Whether a projection that is given its inputs in the unchanged model has other outputs, so that output errors
+        can be measured."""
         return False
 
     @property
@@ -72,7 +73,8 @@ class Variant(Protocol):
 
     @property
     def keeps_weights(self) -> bool:
-        """Whether schemes that are applied after the variant can share codes with those applied without it."""
+        """Whether the variant leaves the weights of projections as they are, so that codes made of them serve with and
+        without it."""
         return False
 
     @property
@@ -86,8 +88,9 @@ class Variant(Protocol):
         return ()
 
     @property
-    def others(self) -> "tuple[Variant, ...]":
-        """The parts that are other models."""
+    def swaps(self) -> "tuple[Variant, ...]":
+        """The parts that run another model, or projections of it, instead of this one:
+        `outliers.variants.peer.Against`."""
         return ()
 
     @property
@@ -105,8 +108,8 @@ class Variant(Protocol):
         return False
 
     @property
-    def changes(self) -> list[str]:
-        """The terms of the name without a scheme's format and threshold."""
+    def change_terms(self) -> list[str]:
+        """The terms of the name beside a scheme's format and threshold, such as "hadamard" of "w4a4+hadamard"."""
         return [self.name]
 
     @property
@@ -144,7 +147,7 @@ class AsItIs(Variant):
     is_exact = True
 
     @property
-    def changes(self) -> list[str]:
+    def change_terms(self) -> list[str]:
         return []
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:

@@ -19,7 +19,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from outliers.errors import UserError, mistake_in, shown
 from outliers.models.anatomy import projections, stacks_of
-from outliers.models.anatomy.experts import holds_experts, number_of, set_weights, settle
+from outliers.models.anatomy.experts import expert_count, holds_experts, set_weights, settle
 from outliers.quantization.attention import AttentionProducts, put_attention
 from outliers.quantization.convert import check_calibrated, check_kept, quantize, skipped
 from outliers.quantization.int8 import Int8Linear
@@ -220,7 +220,7 @@ class _Codes(ConversionOps):
             if layers := _of_experts(model, name, self.layers):
                 _replace(model, layers)
                 set_weights(module, part, weight)
-                if len(layers) < number_of(module):  # some experts stay exact
+                if len(layers) < expert_count(module):  # some experts stay exact
                     converted[name] = weight
             else:
                 layers = {path: self.layers[path]}

@@ -12,7 +12,7 @@ from transformers.integrations.sdpa_attention import repeat_kv
 from outliers.errors import UserError
 from outliers.models.anatomy import Projection
 from outliers.models.attention import MASK, OURS, attentions, change_attention, check_attention
-from outliers.quantization.products import Products, product
+from outliers.quantization.products import ProductNumerics, product
 from outliers.quantization.remedies import PRODUCTS
 from outliers.quantization.schemes import Scheme
 
@@ -24,16 +24,16 @@ MASKS_OF = ("sdpa", "eager", OURS)  # implementations whose masks alone decide w
 class AttentionProducts(NamedTuple):
     """The computation of each of `PRODUCTS`: queries times keys, and probabilities times values."""
 
-    scores: Products
-    values: Products
+    scores: ProductNumerics
+    values: ProductNumerics
 
     @classmethod
     def of(cls, scheme: Scheme) -> "AttentionProducts":
         in_int8 = scheme.attention.roles or PRODUCTS
-        return cls(*(Products(scheme.attention.number) if name in in_int8 else EXACT for name in PRODUCTS))
+        return cls(*(ProductNumerics(scheme.attention.number) if name in in_int8 else EXACT for name in PRODUCTS))
 
 
-EXACT = Products(exact=True)
+EXACT = ProductNumerics(exact=True)
 
 
 def int8_attention(

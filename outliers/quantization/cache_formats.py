@@ -113,7 +113,7 @@ class CacheFormat:
         group = self.channels or 1
         return max(0, positions - self.first - self.recent) // group * group
 
-    def in_layer(self, layer: int) -> bool:
+    def is_in_layer(self, layer: int) -> bool:
         return self.layers is None or any(layer in span for span in self.layers)
 
     def value_bits(self, positions: int, layers: int, heads: int, head_size: int) -> float:
@@ -171,7 +171,7 @@ class Formats(NamedTuple):
         return sum(format.value_bits(*sizes) if format else EXACT_BITS for format in self) / len(self)
 
     def in_layer(self, layer: int) -> "Formats":
-        return Formats(*(format if format and format.in_layer(layer) else None for format in self))
+        return Formats(*(format if format and format.is_in_layer(layer) else None for format in self))
 
 
 def _option(written: str, name: str, value: str) -> object:

@@ -72,7 +72,7 @@ def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
     return sum(padded[..., place] << bits * place for place in range(count))
 
 
-def through(
+def fake_quantize(
     states: torch.Tensor, format: CacheFormat, prefix: int = 0, largest: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Quantize and dequantize keys or values (batch, heads, positions, features), in their dtype.
@@ -211,8 +211,8 @@ def quantized_states(
     def meet(number: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _call: AttentionCall) -> States:
         key_format, value_format = formats.in_layer(number)
         if key_format and not key_format.before:
-            key = through(key, key_format, positions, (keys or {}).get(number))
-        return query, key, through(value, value_format, positions) if value_format else value
+            key = fake_quantize(key, key_format, positions, (keys or {}).get(number))
+        return query, key, fake_quantize(value, value_format, positions) if value_format else value
 
     def registered() -> Iterator[RemovableHandle]:
         for attention in attentions(model):
@@ -243,13 +243,13 @@ def _hook_before(model: PreTrainedModel, layer: int, keys: CacheFormat) -> Remov
     def quantized(_module: nn.Module, _inputs: tuple, output: torch.Tensor) -> torch.Tensor:
         changed = output.clone()
         outputs = part.outputs.to(output.device)
-        changed[..., outputs] = through(output[..., outputs].transpose(-3, -2), keys).transpose(-3, -2)
+        changed[..., outputs] = fake_quantize(output[..., outputs].transpose(-3, -2), keys).transpose(-3, -2)
         return changed
 
     return part.reader.module.register_forward_hook(quantized)
 
 
-class QuantizedLayer(DynamicLayer):
+class QuantizedCacheLayer(DynamicLayer):
     """The keys and values of a layer, stored as codes and dequantized for attention."""
 
     is_croppable = False
@@ -328,7 +328,7 @@ class QuantizedCache(Cache):
     """A quantized cache of keys and values, which `generate` of transformers takes as `past_key_values`."""
 
     def __init__(self, formats: Formats, layers: int):
-        super().__init__(layers=[QuantizedLayer(formats.in_layer(layer)) for layer in range(layers)])
+        super().__init__(layers=[QuantizedCacheLayer(formats.in_layer(layer)) for layer in range(layers)])
 
     @property
     def bytes(self) -> int:

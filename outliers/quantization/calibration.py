@@ -13,13 +13,13 @@ from transformers import PreTrainedModel
 
 from outliers.errors import UserError, not_finite
 from outliers.models.anatomy import Projection, check_plain, experts_of, family_of, projections, state_readers
-from outliers.models.anatomy.examples import Block, read_ids
-from outliers.models.anatomy.experts import number_of
+from outliers.models.anatomy.examples import Block, input_ids
+from outliers.models.anatomy.experts import expert_count
 from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import attached, input_hooks
 from outliers.quantization.caches import watched_keys
 from outliers.quantization.int8 import Int8Linear
-from outliers.quantization.magnitudes import STATISTICS, Calibration, Magnitudes, stored_weight
+from outliers.quantization.magnitudes import STATISTICS, Calibration, InputSummary, stored_weight
 from outliers.quantization.remedies import COSTLY
 from outliers.quantization.remedies.learning import learn
 from outliers.quantization.schemes import Scheme, get_scheme
@@ -47,8 +47,8 @@ def calibrate(
     Args:
         model: a causal language model with exact weights, resident or streamed; it is not changed.
         blocks: token ids, int64 (blocks, T), or any iterable of (T,); or examples of another family.
-        schemes: schemes to calibrate for; some require further statistics, see `Magnitudes`, and `rotation` is learned
-            on these blocks.
+        schemes: schemes to calibrate for; some require further statistics, see `InputSummary`, and `rotation` is
+            learned on these blocks.
         keys: whether to record the magnitudes of keys too, for caches that smooth or reorder them. The attention is
             replaced for that, whose sums may differ by rounding.
         progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
@@ -73,13 +73,13 @@ def calibrate(
 def collect(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection[str], keys: bool) -> Calibration:
     """Return a calibration without learned transforms; needed: the required `COSTLY` statistics."""
     blocks = list(blocks)
-    ids = list(map(read_ids, blocks))
+    ids = list(map(input_ids, blocks))
     if not blocks:
         raise UserError("no blocks to calibrate on; expected at least one")
     if len(set(map(len, ids))) > 1:
         raise UserError("blocks of several lengths to calibrate on; expected one length")
     weights: dict[tuple[int, str], torch.Tensor] = {}
-    magnitudes: dict[tuple[int, str], Magnitudes] = {}
+    magnitudes: dict[tuple[int, str], InputSummary] = {}
     statistics = {name: statistic for name, statistic in STATISTICS.items() if name in needed or name not in COSTLY}
     outlier_tokens = defaultdict(list)  # by layer: a mask for each block
     largest_keys: dict[int, torch.Tensor] = {}
@@ -89,13 +89,13 @@ def collect(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection[
     @contextmanager
     def hooks(model: PreTrainedModel, layer: int | None) -> Iterator[None]:
         for projection in projections(model, layer):
-            for place in {projection.place, projection.own_place}:
+            for place in {projection.layer_state, projection.expert_state}:
                 largest = _largest_weights(projection)
                 weights[place] = torch.maximum(weights.get(place, largest), largest)
         # the states of all tokens, and those that each expert reads
-        whole = [one for one in state_readers(model, layer) if one.place in weights and one.expert is None]
+        whole = [one for one in state_readers(model, layer) if one.layer_state in weights and one.expert is None]
         by_expert = [one for one in projections(model, layer) if one.expert is not None]
-        by_expert = [one._replace(role=one.own_place[1], state=0, expert=None) for one in by_expert]
+        by_expert = [one._replace(role=one.expert_state[1], state=0, expert=None) for one in by_expert]
         with (
             input_hooks(whole, see),
             input_hooks(by_expert, see),
@@ -133,7 +133,7 @@ def collect(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection[
         if not finite.all():
             feature = int((~finite).nonzero()[0])
             raise not_finite(f"in the hidden states of layer {layer}, role {role}, feature {feature}")
-        known = Magnitudes(weights=weights[place], **values)
+        known = InputSummary(weights=weights[place], **values)
         magnitudes[place] = magnitudes[place].merge(known) if place in magnitudes else known
         if causal and role == OUTLIER_ROLE:
             largest = x.abs().amax(1)
@@ -143,14 +143,14 @@ def collect(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection[
     few: dict[int, list[int]] = {}  # by layer, the experts with few tokens
     for layer, experts in experts_of(model).items():
         few[layer] = [
-            number for number in range(number_of(experts)) if tokens[layer, f"ffn_in of expert {number}"] < FEW
+            number for number in range(expert_count(experts)) if tokens[layer, f"ffn_in of expert {number}"] < FEW
         ]
         for number, role in product(few[layer], ("ffn_in", "ffn_out")):
             magnitudes.pop((layer, f"{role} of expert {number}"), None)
     if count := sum(map(len, few.values())):
         logger.info(
-            f"{count} of {sum(map(number_of, experts_of(model).values()))} experts got fewer than {FEW} tokens of the "
-            "calibration text; all tokens of their layers count for these"
+            f"{count} of {sum(map(expert_count, experts_of(model).values()))} experts got fewer than {FEW} tokens of "
+            "the calibration text; all tokens of their layers count for these"
         )
         watched_pass(model, blocks, all_tokens)
     token_ids = torch.stack(ids).cpu()
@@ -173,8 +173,8 @@ def neutral(model: PreTrainedModel, scheme: Scheme) -> Calibration:
     for projection in projections(model):
         ones = torch.ones(stored_weight(projection.module).shape[1])
         unknown = torch.empty(2 * ones.shape, device="meta")
-        for place in {projection.place, projection.own_place}:
-            magnitudes[place] = Magnitudes(ones, ones, ones, unknown, unknown)
+        for place in {projection.layer_state, projection.expert_state}:
+            magnitudes[place] = InputSummary(ones, ones, ones, unknown, unknown)
     found = Calibration(torch.empty(0, 0, dtype=torch.int64), magnitudes, torch.empty(0, 0, 0, dtype=torch.bool))
     learn(model, scheme, found)
     return found

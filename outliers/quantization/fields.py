@@ -11,7 +11,7 @@ from outliers.models.anatomy import Projection, projections
 from outliers.models.anatomy.weights import device_of
 from outliers.quantization.convert import check_instead, skipped
 from outliers.quantization.int8 import Int8Linear
-from outliers.quantization.linear import QuantizedLinear, path_under, stored_weight
+from outliers.quantization.linear import QuantizedLinear, kernels_of, stored_weight
 from outliers.quantization.schemes import Scheme, reports_bits, scheme_fields
 
 
@@ -22,11 +22,11 @@ def row_fields(
     only: Collection[str] = (),
     instead: Mapping[Scheme, Collection[str]] = MappingProxyType({}),
 ) -> dict:
-    """Return the row fields that identify a scheme, apart from its name, and its kernels; empty if nothing is
-    quantized.
+    """Return the row fields that identify a scheme beside its name; empty if nothing is quantized.
 
-    These are the fields of `scheme_fields`; outlier_weights: whether outlier features are multiplied with exact weights
-    or dequantized ones; and for schemes other than the paper's the fields of `bits_of`.
+    These are the fields of `scheme_fields`; kernels: the names of the kernels that run it; outlier_weights: whether
+    outlier features are multiplied with exact weights or dequantized ones; and for schemes other than the paper's the
+    fields of `bits_of`.
 
     Args:
         scheme: the scheme that runs.
@@ -43,8 +43,8 @@ def row_fields(
         fields["instead"] = [f"{other.name}@{'/'.join(sorted(places))}" for other, places in instead.items()]
     if model is not None and scheme.quantizes_projections:
         layers = [module for module in modules if isinstance(module, Int8Linear | QuantizedLinear)]
-        paths = {layer.path(model.dtype) for layer in layers} or {path_under(scheme, device_of(model), model.dtype)}
-        fields["kernels"] = ", ".join(sorted(paths))
+        names = {layer.kernels(model.dtype) for layer in layers} or {kernels_of(scheme, device_of(model), model.dtype)}
+        fields["kernels"] = ", ".join(sorted(names))
         if reports_bits(scheme):
             left = skipped(model, skip, scheme, only)
             fields |= bits_of(scheme, model, left, check_instead(model, scheme, left, instead))

@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from outliers.quantization.layer import SchemeLinear, StraightThrough
 from outliers.quantization.linear import operand_of, transform_input
-from outliers.quantization.magnitudes import Magnitudes, PlainLinear
+from outliers.quantization.magnitudes import InputSummary, PlainLinear
 from outliers.quantization.schemes import MOST_TRANSFORMS, Scheme
 
 # Buffers after those of `Quantized`: the tensor that each of the scheme's transforms fitted to the weight, then the
@@ -37,7 +37,7 @@ class Int8Linear(SchemeLinear):
     """
 
     def __init__(
-        self, projection: PlainLinear, scheme: Scheme, role: str | None = None, magnitudes: Magnitudes | None = None
+        self, projection: PlainLinear, scheme: Scheme, role: str | None = None, magnitudes: InputSummary | None = None
     ):
         super().__init__(scheme, role, magnitudes)
         self.prepared: Quantized | Packed | None = None
@@ -102,11 +102,11 @@ class Int8Linear(SchemeLinear):
         """The dequantized weight (outputs, features); None under transforms, which change the weight."""
         return None if self.here.transforms else self._quantized().dequantize()
 
-    def path(self, dtype: torch.dtype) -> str:
+    def kernels(self, dtype: torch.dtype) -> str:
         """Return the name of the kernels that multiply the weight with hidden states of a dtype, see
         `dispatch.backend_of`."""
         scheme, weight = self.here, self.prepared or self._quantized()
-        return dispatch.backend_of(weight, scheme.activations, scheme.arithmetic, dtype).path
+        return dispatch.backend_of(weight, scheme.activations, scheme.arithmetic, dtype).row_name
 
     @torch.compiler.assume_constant_result
     def _prepare(self) -> None:
@@ -125,7 +125,7 @@ class Int8Linear(SchemeLinear):
         scheme = self.here
         alike = (scheme.activations, scheme.weights, scheme.outlier_threshold) == (ROWS, COLUMNS, None)
         plain = self.prepared is None and alike and not scheme.remedies and scheme.arithmetic == "exact"
-        return plain and not torch.is_grad_enabled() and dispatch.groups(rows, self._quantized())
+        return plain and not torch.is_grad_enabled() and dispatch.has_grouped_kernel(rows, self._quantized())
 
     def multiply_all(
         self, layers: tuple["Int8Linear", ...], rows: torch.Tensor, ends: torch.Tensor

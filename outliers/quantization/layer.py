@@ -5,7 +5,7 @@ from outlier_kernels import dispatch
 from torch import nn
 
 from outliers.errors import UserError
-from outliers.quantization.magnitudes import Magnitudes
+from outliers.quantization.magnitudes import InputSummary
 from outliers.quantization.schemes import Scheme
 
 
@@ -23,7 +23,7 @@ class SchemeLinear(nn.Module):
 
     straight_through = False
 
-    def __init__(self, scheme: Scheme, role: str | None, magnitudes: Magnitudes | None):
+    def __init__(self, scheme: Scheme, role: str | None, magnitudes: InputSummary | None):
         super().__init__()
         self.scheme, self.here, self.magnitudes = scheme, scheme.at(role), magnitudes
 

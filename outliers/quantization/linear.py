@@ -1,4 +1,8 @@
-"""A linear projection that keeps its exact weights and multiplies in few bits."""
+"""A linear projection that keeps its exact weights and multiplies in few bits.
+
+A weight halfway between two codes is a tie, whose rounding depends on its last bit; a draw, numbered by its seed,
+rounds ties at random. Draw 0 rounds them to even.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,11 +17,10 @@ from outlier_kernels.reference_formats import rounded
 from torch import nn
 
 from outliers.quantization.layer import SchemeLinear
-from outliers.quantization.magnitudes import Magnitudes, PlainLinear, stored_weight
+from outliers.quantization.magnitudes import InputSummary, PlainLinear, stored_weight
 from outliers.quantization.remedies import SEARCH
 from outliers.quantization.schemes import Scheme
 
-# A weight halfway between two codes is a tie, whose rounding depends on its last bit; a draw rounds it at random.
 HALF_UNIT = 2.0**-24  # largest distance of a tie from the midpoint, relative to the weight, in float32
 MOVE, MOVE_IN_HALF = 2.0**-22, 2.0**-9  # relative shifts of a tie, beyond the rounding error of float32, or float16
 
@@ -54,7 +57,7 @@ class CachedOperand(NamedTuple):
 
 
 class CachedDraw(NamedTuple):
-    """A cached operand of a draw, and the operand it was made from."""
+    """A cached operand with its ties rounded by a draw, and the cached operand it was made from."""
 
     operand: Operand
     draw: int
@@ -70,14 +73,13 @@ class QuantizedLinear(SchemeLinear):
     multiplied with the exact weights, as in the paper's equation 8, and both operands' scales are computed without
     them.
 
-    draw: seed by which ties between two codes are rounded, see `untie`; 0 rounds them to even. The layer never passes a
-    gradient on.
+    The layer never passes a gradient on.
     """
 
     draw = 0
 
     def __init__(
-        self, projection: PlainLinear, scheme: Scheme, role: str | None = None, magnitudes: Magnitudes | None = None
+        self, projection: PlainLinear, scheme: Scheme, role: str | None = None, magnitudes: InputSummary | None = None
     ):
         super().__init__(scheme, role, magnitudes)
         self.projection = projection
@@ -122,16 +124,16 @@ class QuantizedLinear(SchemeLinear):
 
     @property
     def _caches(self) -> bool:
-        return not getattr(self.projection, "is_passing", False)
+        return not getattr(self.projection, "is_transient", False)
 
     @property
     def quantized_weight(self) -> Quantized:
         return self.operand.codes
 
-    def path(self, dtype: torch.dtype) -> str:
+    def kernels(self, dtype: torch.dtype) -> str:
         """Return the name of the kernels that multiply the weight with hidden states of a dtype, see
         `dispatch.backend_of`."""
-        return path_under(self.here, self.weight.device, dtype)
+        return kernels_of(self.here, self.weight.device, dtype)
 
     def share_codes(self, other: "QuantizedLinear") -> None:
         """Take over the codes of another layer with the same weight if both schemes quantize it alike."""
@@ -164,7 +166,7 @@ def _version(weight: torch.Tensor) -> int | None:
     return None if weight.is_inference() else weight._version
 
 
-def operand_of(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | None = None) -> Operand:
+def operand_of(weight: torch.Tensor, scheme: Scheme, magnitudes: InputSummary | None = None) -> Operand:
     """Transform and quantize a weight (outputs, features) for products under a scheme.
 
     magnitudes: statistics of its inputs, for remedies that require them.
@@ -182,7 +184,7 @@ def operand_of(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | No
     return Operand(codes, exact if scheme.transforms else None, tuple(fitted))
 
 
-def _codes(exact: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | None) -> Quantized:
+def _codes(exact: torch.Tensor, scheme: Scheme, magnitudes: InputSummary | None) -> Quantized:
     """Return the codes of a transformed weight; magnitudes: statistics of the transformed inputs."""
     codes = dispatch.quantize(exact, scheme.weights, scheme.arithmetic)
     for step in () if exact.is_meta else scheme.remedies_with("codes"):
@@ -214,7 +216,7 @@ def ties_of(operand: Operand, weight: torch.Tensor, scheme: Scheme) -> torch.Ten
 
 
 def drawn_operand(
-    made: CachedOperand, weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | None, draw: int
+    made: CachedOperand, weight: torch.Tensor, scheme: Scheme, magnitudes: InputSummary | None, draw: int
 ) -> Operand:
     """Return an operand with its ties rounded by a draw above 0; the same operand if it has no ties.
 
@@ -224,29 +226,29 @@ def drawn_operand(
     if not len(made.ties):
         return operand
     exact = weight if operand.exact is None else operand.exact
-    untied = untie(exact, made.ties, scheme, draw)
+    untied = break_ties(exact, made.ties, scheme, draw)
     for step, numbers in zip(scheme.transforms, operand.fitted, strict=False):
         magnitudes = magnitudes and magnitudes.behind(step, numbers)
     exact = operand.exact if scheme.outlier_threshold is None else untied  # outlier features are multiplied with it
     return operand._replace(codes=_codes(untied, scheme, magnitudes), exact=exact)
 
 
-def untie(weight: torch.Tensor, places: torch.Tensor, scheme: Scheme, draw: int) -> torch.Tensor:
+def break_ties(weight: torch.Tensor, ties: torch.Tensor, scheme: Scheme, draw: int) -> torch.Tensor:
     """Return a weight whose entries halfway between two codes are moved up or down at random.
 
     How such a tie is rounded depends on the order of operations: `127 · (w / max)` and `(127 · w) / max` differ in it.
     An entry moves by as little as float32 can tell apart, so that scales stay the same.
 
-    weight: float (outputs, features). places: flat indices of these entries, int64 (ties,). draw: seed.
+    weight: float (outputs, features). ties: flat indices of these entries, int64 (ties,). draw: seed.
     """
     half = ARITHMETICS[scheme.arithmetic].half
-    up = torch.randint(2, places.shape, generator=torch.Generator().manual_seed(draw)).to(weight.device)
+    up = torch.randint(2, ties.shape, generator=torch.Generator().manual_seed(draw)).to(weight.device)
     moved = weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True).contiguous()
-    moved.view(-1)[places] *= 1 + (2 * up - 1) * (MOVE_IN_HALF if half else MOVE)
+    moved.view(-1)[ties] *= 1 + (2 * up - 1) * (MOVE_IN_HALF if half else MOVE)
     return moved
 
 
-def searched_numbers(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes) -> Scheme:
+def searched_numbers(weight: torch.Tensor, scheme: Scheme, magnitudes: InputSummary) -> Scheme:
     """Return a scheme with the searched numbers of its remedies filled in, one after the other in the order in which
     they act.
 
@@ -297,10 +299,10 @@ def in_float32(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def path_under(scheme: Scheme, device: torch.device, dtype: torch.dtype) -> str:
+def kernels_of(scheme: Scheme, device: torch.device, dtype: torch.dtype) -> str:
     """Return the name of the kernels that multiply plain codes with hidden states of a dtype under a scheme."""
     dtype = torch.promote_types(dtype, torch.float32)  # the dtype in which a layer with exact weights multiplies
     features = 2 * (scheme.group or 1)  # two groups, so that one is not the whole row
     zeros = torch.zeros(1, features, device=device, dtype=dtype)
     weight = dispatch.quantize(zeros, scheme.weights, scheme.arithmetic)
-    return dispatch.backend_of(weight, scheme.activations, scheme.arithmetic, dtype).path
+    return dispatch.backend_of(weight, scheme.activations, scheme.arithmetic, dtype).row_name

@@ -22,7 +22,7 @@ SAMPLE = 512  # least number of input rows that a calibration keeps
 PlainLinear = nn.Linear | Conv1D  # the Conv1D of GPT-2 stores its weight transposed
 
 
-class Magnitudes(NamedTuple):
+class InputSummary(NamedTuple):
     """Calibration statistics of the projections that share an input, float32.
 
     inputs: the largest |x| of each feature (features,). weights: the largest |w| by which each feature is multiplied in
@@ -39,14 +39,14 @@ class Magnitudes(NamedTuple):
     rows: torch.Tensor | None = None
     learned: torch.Tensor | None = None
 
-    def merge(self, other: "Magnitudes") -> "Magnitudes":
+    def merge(self, other: "InputSummary") -> "InputSummary":
         """Return the statistics of two texts together, without learned ones and those that one of the texts lacks."""
         both = {name: (getattr(self, name), getattr(other, name)) for name in STATISTICS}
         known = {name: pair for name, pair in both.items() if not any(value is None for value in pair)}
         merged = {name: STATISTICS[name].merge(*pair) for name, pair in known.items()}
-        return Magnitudes(weights=self.weights.maximum(other.weights), **merged)
+        return InputSummary(weights=self.weights.maximum(other.weights), **merged)
 
-    def behind(self, transform: Remedy, fitted: torch.Tensor) -> "Magnitudes":
+    def behind(self, transform: Remedy, fitted: torch.Tensor) -> "InputSummary":
         """Return the statistics of inputs after a transform, without statistics by feature if it mixes features."""
 
         def change(rows: torch.Tensor) -> torch.Tensor:
@@ -60,7 +60,7 @@ class Magnitudes(NamedTuple):
         }
         if by_feature:
             changed["weights"] = transform.call("weight", self.weights[None].to(fitted.device), fitted)[0].abs()
-        return Magnitudes(learned=self.learned, **changed)
+        return InputSummary(learned=self.learned, **changed)
 
 
 class Statistic(NamedTuple):
@@ -117,7 +117,7 @@ class Calibration:
     """
 
     blocks: torch.Tensor
-    magnitudes: dict[tuple[int, str], Magnitudes]
+    magnitudes: dict[tuple[int, str], InputSummary]
     outlier_tokens: torch.Tensor
     keys: dict[int, torch.Tensor] = field(default_factory=dict)
     learned: "dict[Scheme, Calibration]" = field(default_factory=dict)
@@ -128,29 +128,29 @@ class Calibration:
         return tokens_hash(self.blocks)
 
     @property
-    def complete(self) -> set[str]:
-        """The `COSTLY` statistics that all inputs have."""
+    def statistics(self) -> set[str]:
+        """The names of those statistics of `COSTLY` that all inputs have."""
         known = self.magnitudes.values()
         return {name for name in COSTLY if all(getattr(magnitudes, name) is not None for magnitudes in known)}
 
     def lacks(self, scheme: Scheme) -> list[str]:
         """Return the names of the statistics and learned transforms that a scheme needs and this calibration lacks."""
-        lacking = [need for need in scheme.needs if need not in self.complete]
+        lacking = [need for need in scheme.needs if need not in self.statistics]
         return lacking + ["learned transforms"] * (scheme.learns and scheme.learning not in self.learned)
 
     def under(self, scheme: Scheme) -> "Calibration":
         """Return the calibration with the transforms that a scheme learns."""
         return self.learned[scheme.learning] if scheme.learns else self
 
-    def of(self, projection: Projection) -> Magnitudes:
+    def of(self, projection: Projection) -> InputSummary:
         """Return the statistics of the input of a projection.
 
         Raises:
             UserError: there are none, or they have another width.
         """
         width = stored_weight(projection.module).shape[1]
-        magnitudes = self.magnitudes.get(projection.own_place)
-        if shared := self.magnitudes.get(projection.place) if projection.expert is not None else None:
+        magnitudes = self.magnitudes.get(projection.expert_state)
+        if shared := self.magnitudes.get(projection.layer_state) if projection.expert is not None else None:
             magnitudes = magnitudes._replace(inputs=shared.inputs, weights=shared.weights, learned=shared.learned)
         if magnitudes is None or len(magnitudes.inputs) != width:
             raise UserError(f"the calibration lacks {width} features of '{projection.path}'; calibrate this model")

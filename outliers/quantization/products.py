@@ -20,7 +20,7 @@ from outliers.errors import UserError, shown
 
 
 @dataclass(frozen=True)
-class Products:
+class ProductNumerics:
     """The numerics of a layer's products and of their gradients.
 
     decomposition: share of the inner dimension of a product that is multiplied in 16 bits, namely the features with the
@@ -53,16 +53,16 @@ class Products:
 
 
 @cache
-def _read(written: str) -> Products:
+def _read(written: str) -> ProductNumerics:
     """Parse the text argument of an operator.
 
     torch.compile treats a number that differs between two models as a variable, and cannot pass it to a custom autograd
     function; text stays a constant.
     """
-    return Products(*json.loads(written))
+    return ProductNumerics(*json.loads(written))
 
 
-def product(left: torch.Tensor, right: torch.Tensor, how: Products) -> torch.Tensor:
+def product(left: torch.Tensor, right: torch.Tensor, how: ProductNumerics) -> torch.Tensor:
     """Return left · rightᵀ, computed as `how` says, with gradients for both operands.
 
     Args:
@@ -145,7 +145,7 @@ def gradient_of_right(gradient: torch.Tensor, left: torch.Tensor, written: str) 
     """Return Gᵀ·X in the dtype of G; autograd casts it to the dtype of W."""
     how = _read(written)
     exact = outlier_dimensions(left, how.decomposition, how.outlier_threshold)
-    return dispatch.product(gradient.mT, left.mT, exact=exact, seed=_seed(how.stochastic))
+    return dispatch.product(gradient.mT, left.mT, exact_columns=exact, seed=_seed(how.stochastic))
 
 
 @gradient_of_right.register_fake

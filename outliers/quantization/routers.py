@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from outliers.criterion import ROUTER
 from outliers.errors import UserError
-from outliers.models.anatomy import Projection, in_layer, layers_of, state_readers
+from outliers.models.anatomy import Projection, layers_of, reader_at, state_readers
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.magnitudes import Calibration
 from outliers.quantization.schemes import Scheme
@@ -17,7 +17,7 @@ from outliers.quantization.schemes import Scheme
 
 def routers(model: PreTrainedModel) -> Iterator[Projection]:
     for layer in layers_of(model):
-        yield from (in_layer(layer, ROUTER, name) for name in layer.anatomy.router)
+        yield from (reader_at(layer, ROUTER, name) for name in layer.anatomy.router)
 
 
 class _Routed:

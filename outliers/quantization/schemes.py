@@ -204,7 +204,7 @@ class Scheme:
     def weight_operand(self) -> tuple:
         """Key of a weight's codes: schemes with equal keys share them."""
         compensated = tuple(remedy.number for remedy in self.remedies_with("codes"))
-        searched = (self.parts, self.outlier_threshold) if self.searches else ()
+        searched = (self.description, self.outlier_threshold) if self.searches else ()
         return self.weights, self.arithmetic, self.transforms, compensated, *searched
 
     @property
@@ -218,7 +218,7 @@ class Scheme:
         return {"activations": self.activations, "threshold": self.outlier_threshold, "arithmetic": self.arithmetic}
 
     @property
-    def parts(self) -> str:
+    def description(self) -> str:
         """Operands, arithmetic and remedies in one line; without names and threshold."""
         operands = f"{self.activations or 'exact'} × {self.weights or 'exact'}"
         return ", ".join([operands, self.arithmetic, *map(str, self.remedies)])
@@ -444,7 +444,7 @@ def reports_bits(scheme: Scheme) -> bool:
 
 def _is_one_of(scheme: Scheme, schemes: Iterable[Scheme | None]) -> bool:
     return any(
-        (scheme.name, scheme.parts) == (known.name, known.parts)
+        (scheme.name, scheme.description) == (known.name, known.description)
         and (scheme.outlier_threshold is None) == (known.outlier_threshold is None)
         for known in schemes
         if known
@@ -459,7 +459,7 @@ def scheme_fields(scheme: Scheme, skip: Collection[str] = (), only: Collection[s
     """
     if not scheme.quantizes:
         return {}
-    row = {"alpha": scheme.outlier_threshold, "scheme_parts": None if is_own(scheme) else scheme.parts}
+    row = {"alpha": scheme.outlier_threshold, "scheme_parts": None if is_own(scheme) else scheme.description}
     row["arithmetic"] = None if scheme.has_exact_sums or not scheme.quantizes_projections else "simulated"
     row |= {"skip": sorted(set(skip)) or None, "only": sorted(set(only)) or None}
     return {field: value for field, value in row.items() if value is not None}

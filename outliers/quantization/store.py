@@ -16,7 +16,7 @@ from outliers.files import writing
 from outliers.models.anatomy import projections
 from outliers.models.anatomy.weights import check_in_memory
 from outliers.models.attention import attentions
-from outliers.models.checkpoint import check_complete, check_shape, readable
+from outliers.models.checkpoint import check_complete, check_shape, safetensors_refusals
 from outliers.models.config_file import check_weights
 from outliers.models.load import config_of, fill, find_device, open_model, refusals, tensor_of
 from outliers.models.skeleton import skeleton
@@ -110,7 +110,7 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
         regular_file(path)
     name = str(folder)
     try:
-        metadata, stored = read_safetensors(path, partial(readable, name))
+        metadata, stored = read_safetensors(path, partial(safetensors_refusals, name))
         scheme, skip = read_scheme(metadata["scheme"]), json.loads(metadata["skip"])
         shared = json.loads(metadata.get("shared", "{}"))
         instead = json.loads(metadata.get("instead", "{}"))

@@ -111,7 +111,7 @@ def names_in(value: object, mark: str) -> Iterator[str]:
         for entry in value.values() if isinstance(value, dict) else value:
             yield from names_in(entry, mark)
     elif mark == OF_A_MODEL:
-        yield from (variant.other for variant in getattr(value, "others", ()) if isinstance(variant.other, str))
+        yield from (variant.other for variant in getattr(value, "swaps", ()) if isinstance(variant.other, str))
 
 
 def _is_marked(annotation: object, mark: str) -> bool:

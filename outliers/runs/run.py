@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from outliers.config.experiment import Experiment
 from outliers.config.fields import resolved
 from outliers.errors import CellsFailed, EngineLost, UserError
-from outliers.models.names import check_alone
+from outliers.models.names import check_same_model
 from outliers.runs.free import check_room_for_imports
 from outliers.runs.rows import Row, Rows, index
 from outliers.subjects.cell import CellPlan, next_cells
@@ -180,7 +180,7 @@ def _check_alone(experiment: Experiment, rows: Rows) -> None:
     """Raise UserError if the folder holds rows of another model, made by an experiment of one model."""
     for command, *place in rows.subjects:
         if place[0] and command in (experiment.name, *OF_ONE_MODEL):
-            check_alone(rows.folder, place, (experiment.model, experiment.revision))
+            check_same_model(rows.folder, place, (experiment.model, experiment.revision))
 
 
 def records(rows: Iterable[Row]) -> list[dict]:

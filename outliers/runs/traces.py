@@ -9,7 +9,7 @@ from pathlib import Path
 from outliers.errors import UserError
 from outliers.files import EARLIER, check_replaceable, move
 from outliers.models.anatomy.stack_views import stack_view_names
-from outliers.models.names import check_alone
+from outliers.models.names import check_same_model
 from outliers.subjects.cell import Cell, Subject, Task
 from outliers.subjects.model_cache import ModelCache, check_same_weights
 from outliers.tracing.excerpt import Excerpt, excerpt, features_to_show
@@ -63,7 +63,7 @@ class TraceStore:
             subjects = [
                 (labels.get("model", ""), labels.get("checkpoint")) for labels in (self.labels | before, self.labels)
             ]
-            check_alone(self.folder, *subjects)
+            check_same_model(self.folder, *subjects)
         exchange_traces(self.folder, request_of(self.labels), names)
         try:
             yield

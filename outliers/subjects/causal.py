@@ -72,9 +72,9 @@ class Pretrained(Subject):
 
     @functools.cached_property
     def preprocessor(self) -> "PreTrainedTokenizerBase | BaseImageProcessor":
-        from outliers.models.load import load_reader
+        from outliers.models.load import load_preprocessor
 
-        return load_reader(self.model, self.revision)
+        return load_preprocessor(self.model, self.revision)
 
     def __getstate__(self) -> dict:
         # without the preprocessor, which tasks on other machines seldom need: a large vocabulary takes megabytes
@@ -239,14 +239,14 @@ class ModelWithText(Pretrained):
     @functools.cached_property
     def bos_left_out(self) -> str | None:
         """The token that the tokenizer itself puts before a text, if the blocks lack it and `bos` would add it."""
-        from outliers.models.anatomy.examples import read_ids
+        from outliers.models.anatomy.examples import input_ids
 
         if "bos" in self._family_module.REFUSED:
             return None
         tokenizer = self.preprocessor
         first = next(iter(tokenizer("a")["input_ids"]), None)  # a tokenizer without a vocabulary returns none
         begins = first is not None and first == tokenizer.bos_token_id
-        left_out = begins and any(read_ids(block)[0] != first for block in self.blocks)
+        left_out = begins and any(input_ids(block)[0] != first for block in self.blocks)
         return tokenizer.convert_ids_to_tokens(first) if left_out else None
 
     @property
@@ -274,7 +274,7 @@ class ModelWithText(Pretrained):
     @functools.cached_property
     def calibration(self) -> "torch.Tensor":
         """Blocks to calibrate schemes on; raises UserError if one of them is also measured."""
-        from outliers.models.anatomy.examples import read_ids
+        from outliers.models.anatomy.examples import input_ids
         from outliers.text.blocks import Cut
 
         experiment = self.experiment
@@ -285,9 +285,9 @@ class ModelWithText(Pretrained):
         except UserError as error:
             raise UserError(f"no {count} blocks to calibrate on: {error}") from None
         blocks, of_text = (part.ids if isinstance(part, Cut) else part for part in (later, self._text))
-        measured = {read_ids(block).numpy().tobytes(): number for number, block in enumerate(of_text, 1)}
+        measured = {input_ids(block).numpy().tobytes(): number for number, block in enumerate(of_text, 1)}
         for number, block in enumerate(blocks, 1):
-            if same := measured.get(read_ids(block).numpy().tobytes()):
+            if same := measured.get(input_ids(block).numpy().tobytes()):
                 raise UserError(
                     f"block {number} to calibrate on is block {same} of what is measured, which would look better than "
                     "it is; choose another text with --calibration"

@@ -40,4 +40,4 @@ class SingleLayer(Subject):
         from outliers.models.load import find_device
 
         first, *_ = dispatch.backends(find_device(self.experiment.device))
-        return {"outputs": layer_shape(self.dimension)[1], "kernels": first.path}
+        return {"outputs": layer_shape(self.dimension)[1], "kernels": first.row_name}

@@ -15,13 +15,13 @@ from outliers.config.experiment import Experiment
 from outliers.config.fields import BOS, DOCUMENTS
 from outliers.criterion import STREAM
 from outliers.errors import BrokenModel, ChangedWeights, UserError
-from outliers.models.anatomy.examples import Examples, read_ids
+from outliers.models.anatomy.examples import Examples, input_ids
 from outliers.models.internals import dtype_of
 from outliers.models.load import (
     find_device,
     first_names,
     load_model,
-    load_reader,
+    load_preprocessor,
     quantized_from,
     stored_as,
     weights_hash,
@@ -78,7 +78,7 @@ class ModelCache:
         self._key, self._loaded, self._expected = None, None, None
         self._calibrations: dict[str, Calibration] = {}  # of the last model and text, by the name of the prefix
         self._needing: set[str] = set()  # statistics that the calibrations need
-        self._load_reader = lru_cache(maxsize=1)(load_reader)
+        self._load_preprocessor = lru_cache(maxsize=1)(load_preprocessor)
         self._form: PreTrainedModel | None = None  # the model under the last scheme, to share codes with
         # Of the last model, by draw and part of a text: its last hidden states, also by variant; the logits and the
         # inputs of layers of the unchanged model.
@@ -140,7 +140,7 @@ class ModelCache:
 
     def tokenizer(self, subject: ModelSubject) -> PreTrainedTokenizerBase:
         """Return the tokenizer or the image processor of a subject's model."""
-        return self._load_reader(subject.model, subject.revision)
+        return self._load_preprocessor(subject.model, subject.revision)
 
     @contextmanager
     def under(self, variant: Variant) -> Iterator[PreTrainedModel]:
@@ -209,10 +209,10 @@ class ModelCache:
 
         blocks = subject.calibration
         keys = variant.needs_keys
-        if any(not torch.equal(known.blocks, read_ids(blocks)) for known in self._calibrations.values()):
+        if any(not torch.equal(known.blocks, input_ids(blocks)) for known in self._calibrations.values()):
             self._calibrations.clear()
         calibration = self._calibrations.get(prefix.name)
-        if calibration is None or not self._needing <= calibration.complete or (keys and not calibration.keys):
+        if calibration is None or not self._needing <= calibration.statistics or (keys and not calibration.keys):
             with prefix.on(self._loaded[0]) as model:
                 exact = quantize(model, BASELINE)
                 self._calibrations[prefix.name] = calibration = collect(exact, blocks, self._needing, keys)

@@ -21,7 +21,7 @@ REFUSED = {  # options that do not apply to this family, and why
     "stride": "reads blocks that do not overlap",
     "scored": "does not predict the tokens of a block one after the other",
 }
-SHORTEST = Spans.of(2).read  # tokens of a block: one, a sentinel and the end of the sequence
+SHORTEST = Spans.of(2).encoder_tokens  # tokens of a block: one, a sentinel and the end of the sequence
 
 
 def read(subject: "ModelWithText", text: str, blocks: int, seed: int) -> Examples:
@@ -71,7 +71,7 @@ def span_corrupted(
         raise UserError(
             f"blocks of {block} tokens; expected at least {SHORTEST}: a token, a sentinel and the end of the sequence"
         )
-    spans, sentinels, end = Spans.read_in(block), sentinels_of(tokenizer), tokenizer.eos_token_id
+    spans, sentinels, end = Spans.fit(block), sentinels_of(tokenizer), tokenizer.eos_token_id
     if end is None or not len(sentinels):
         raise UserError(
             "the model's tokenizer has no sentinels (<extra_id_0>, …) or no end of a sequence; span corruption expects "

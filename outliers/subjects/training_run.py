@@ -98,7 +98,7 @@ class TrainingRun(Subject):
     def _tokenizer(self) -> "PreTrainedTokenizerBase":
         from outliers.models.load import load_tokenizer
 
-        return load_tokenizer(str(self._corpus.reader) if self.recipe.from_nothing else self.recipe.start)
+        return load_tokenizer(str(self._corpus.folder) if self.recipe.from_nothing else self.recipe.start)
 
     @property
     def _corpus(self) -> "Corpus":

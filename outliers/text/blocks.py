@@ -127,7 +127,8 @@ class Cut:
 
 
 def find_text(text: Text, column: str = COLUMN) -> NamedText:
-    """Return the source of a text's documents and its protocol; text and column as in `load_text`."""
+    """Return the source of a text's documents and the name of the way in which they are cut, such as "first-blocks";
+    text and column as in `load_text`."""
     if isinstance(text, (str, os.PathLike)):
         return find_named(os.fspath(text))
     if isinstance(text, torch.Tensor):

@@ -38,16 +38,16 @@ class Spans(NamedTuple):
         return cls(tokens, predicted, max(1, round(predicted / SPAN)))
 
     @classmethod
-    def read_in(cls, block: int) -> "Spans":
+    def fit(cls, block: int) -> "Spans":
         """Return the numbers for the longest text (at least 2 tokens) whose corrupted form fits in `block` tokens of
         the encoder, as in T5's `random_spans_helper`."""
         spans = cls.of(2)
-        while (longer := cls.of(spans.tokens + 1)).read <= block:
+        while (longer := cls.of(spans.tokens + 1)).encoder_tokens <= block:
             spans = longer
         return spans
 
     @property
-    def read(self) -> int:
+    def encoder_tokens(self) -> int:
         """The number of tokens that the encoder reads: the kept ones, a sentinel per span, and the end."""
         return self.tokens - self.predicted + self.spans + 1
 
@@ -72,7 +72,7 @@ def corrupted(
         end: the token that ends both, int64 (1,) or (1, k).
 
     Returns:
-        The text to read and the targets, int64 (`Spans.of(n).read`, …) and (`Spans.of(n).targets`, …).
+        The text to read and the targets, int64 (`Spans.of(n).encoder_tokens`, …) and (`Spans.of(n).targets`, …).
     """
     _, predicted, spans = Spans.of(len(tokens))
     kept = _cut(len(tokens) - predicted, spans, generator)

@@ -108,7 +108,7 @@ def excerpt(
     """
     beginning = block if isinstance(block, Example) else block[:POSITIONS]
     view = stack_view(model, stack)
-    ids = view.positions(model, block)[:POSITIONS].cpu()
+    ids = view.ids(model, block)[:POSITIONS].cpu()
     numbers = {role: torch.tensor(of_role) for role, of_role in features.items()}
     kept = {
         role: torch.zeros(len(view.layers), len(ids), len(of_role), dtype=torch.bfloat16)
@@ -123,7 +123,7 @@ def excerpt(
         [
             reader
             for reader in state_readers(model)
-            if reader.place[1] in features and reader.layer in view.layers and reader.expert is None
+            if reader.layer_state[1] in features and reader.layer in view.layers and reader.expert is None
         ],
         keep,
     ):

@@ -50,18 +50,19 @@ def write_imatrix(path: Path, sums: dict[str, InputSums], text: str, chunks: int
         write_whole(path, file.read_bytes())
 
 
-def by_weight(architecture: str, read: list[tuple[str, InputSums]]) -> dict[str, InputSums]:
-    """Map the sums of modules' inputs to the names of their weights in GGUF files; raise UserError if there are
-    none."""
-    if not read:
+def sums_by_weight(architecture: str, by_module: list[tuple[str, InputSums]]) -> dict[str, InputSums]:
+    """Return the sums of modules' inputs, given with the modules' paths, by the names of their weights in GGUF files;
+    raise UserError if there are none."""
+    if not by_module:
         raise UserError("this trace is of an earlier version, which does not say what reads its states; trace again")
-    names = tensor_names(architecture, (module for module, _ in read))
+    names = tensor_names(architecture, (module for module, _ in by_module))
     if not names:
         raise UserError(f"none of the traced states is read by a weight of a GGUF file of '{architecture}'")
-    return {names[module]: sums for module, sums in read if module in names}
+    return {names[module]: sums for module, sums in by_module if module in names}
 
 
-def of_experts(architecture: str, layer: int, states: InputSums, units: InputSums) -> dict[str, InputSums]:
-    """Return the sums of the inputs of a layer's experts by the names of their weights in GGUF files."""
-    read = {"ffn_in": states, "ffn_out": units}
-    return {name: sums for role, sums in read.items() for name in expert_names(architecture, layer, role)}
+def expert_sums(architecture: str, layer: int, states: InputSums, units: InputSums) -> dict[str, InputSums]:
+    """Return the sums of the inputs of a layer's experts, `states` of the first projections and `units` of the last
+    ones, by the names of their weights in GGUF files."""
+    by_role = {"ffn_in": states, "ffn_out": units}
+    return {name: sums for role, sums in by_role.items() for name in expert_names(architecture, layer, role)}

@@ -232,7 +232,7 @@ class Trace:
             UserError: llama.cpp does not know the architecture, none of the projections was traced, the trace is of an
                 earlier version, the floor is negative, or the file cannot be written.
         """
-        from outliers.tracing.imatrix import InputSums, by_weight, of_experts, write_imatrix  # which imports gguf
+        from outliers.tracing.imatrix import InputSums, expert_sums, sums_by_weight, write_imatrix  # which imports gguf
 
         path, least = Path(path), check_threshold("floor", floor, DEAD) if floor else 0
 
@@ -240,7 +240,7 @@ class Trace:
             return InputSums(squares.numpy().clip(least * tokens.numpy()[:, None]), tokens.numpy())
 
         every = torch.tensor([self.positions])
-        read = [
+        by_module = [
             (module, sums(squares[None, features_of_layer], every))
             for role, of_layers in self.modules.items()
             if role != RESIDUAL
@@ -249,14 +249,14 @@ class Trace:
             )
             for module in modules
         ]
-        by_name = by_weight(self.architecture, read)
+        by_name = sums_by_weight(self.architecture, by_module)
         if self.experts:
             names = ("tokens", "state_squares", "squares")
             for layer, tokens, states, units in zip(
                 self._layer_numbers, *(self.statistics[f"experts.{name}"] for name in names), strict=True
             ):
                 if tokens.any():
-                    by_name |= of_experts(self.architecture, layer, sums(states, tokens), sums(units, tokens))
+                    by_name |= expert_sums(self.architecture, layer, sums(states, tokens), sums(units, tokens))
         write_imatrix(path, by_name, str(self.labels.get("text", UNKNOWN)), self.sequences, self.block)
         dead = self.dead_features().groupby(["role", "layer"], sort=False)["feature"].agg(list)
         if len(dead):

@@ -94,7 +94,7 @@ class TokenSums:
             self.places[name] = magnitude.new_full((features, MOST_POSITIONS), NONE)
             self.places[f"{name}_at"] = windows.new_full((features, MOST_POSITIONS, 1 + WINDOW), self.vocabulary)
             self.places[f"{name}_at"][..., 0] = 0
-        order = _order(magnitude, torch.arange(1, count + 1, device=magnitude.device), name)
+        order = _sort_key(magnitude, torch.arange(1, count + 1, device=magnitude.device), name)
         best = order.topk(min(MOST_POSITIONS, count), 1).indices
         candidates = magnitude.gather(1, best), torch.cat([1 + best[..., None], windows[best]], 2)
         before = self.places[name], self.places[f"{name}_at"]
@@ -107,8 +107,9 @@ def windows_of(ids: torch.Tensor, nothing: int) -> torch.Tensor:
     return torch.cat([ids.new_full((BEFORE,), nothing), ids, ids.new_full((AFTER,), nothing)]).unfold(0, WINDOW, 1)
 
 
-def _order(magnitude: torch.Tensor, position: torch.Tensor, name: str) -> torch.Tensor:
-    """Return a sort key, int64, that is larger for better positions: by magnitude, then by earlier position."""
+def _sort_key(magnitude: torch.Tensor, position: torch.Tensor, name: str) -> torch.Tensor:
+    """Return a key, int64, that is larger for larger magnitudes of a statistic whose name ends in "strongest", and for
+    smaller ones if it ends in "weakest"; then for earlier positions."""
     bits = magnitude.view(torch.int32).long()  # the bits of floats from 0 on sort as their values
     bits = bits if name.endswith(EXTREMES[0]) else torch.iinfo(torch.int32).max - bits
     return torch.where(magnitude < 0, -1, (bits << 32) + (torch.iinfo(torch.int32).max - position))
@@ -120,7 +121,7 @@ def _best(name: str, magnitude: torch.Tensor, at: torch.Tensor) -> tuple[torch.T
     The arguments are magnitudes (features, places), and positions with their contexts (features, places, 1 + WINDOW).
     Ties in magnitude and position are sorted by the ids of the context.
     """
-    order = _order(magnitude, at[..., 0], name)
+    order = _sort_key(magnitude, at[..., 0], name)
     order, best = order.sort(dim=1, descending=True, stable=True)
     tied = ((order[:, 1:] == order[:, :-1]) & (order[:, 1:] >= 0)).any(1).nonzero()[:, 0]
     if len(tied):

@@ -16,7 +16,7 @@ from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, RESIDUAL, ROLES, R
 from outliers.errors import UserError, not_finite, unknown_name
 from outliers.models.anatomy import check_positions, experts_of, family_of, ids_of, layers_of, shape_of, state_readers
 from outliers.models.anatomy.examples import Block
-from outliers.models.anatomy.experts import number_of
+from outliers.models.anatomy.experts import expert_count
 from outliers.models.anatomy.names import modules_of
 from outliers.models.anatomy.stack_views import StackView, stack_view, stack_views
 from outliers.models.anatomy.weights import device_of
@@ -135,19 +135,19 @@ def traces(
     if not views:
         place = f" in the view '{only.name}'" if only and only.name else ""
         raise UserError(f"no layer of this model has {' or '.join(roles)}{place}; trace other roles")
-    attention = attention and _has_even_heads(model, [view for view, _ in views])
+    attention = attention and _has_equal_heads(model, [view for view, _ in views])
     blocks = list(blocks) if is_streamed(model) else blocks
     by_token = ["residual.massive_tokens", *["attention.sinks_tokens"] * attention]
     vocabulary, names = family_of(model.config).vocabulary(model.config), partial(named_ids, model.config, tokens)
     experts = {
-        layer: {"E": number_of(one), "s": shape_of(next(one.get_submodule("0").children()))[1]}
+        layer: {"E": expert_count(one), "s": shape_of(next(one.get_submodule("0").children()))[1]}
         for layer, one in experts_of(model).items()
     }
     observers = []
     for view, roles in views:
         at_once, room, device = (1, 0), torch.zeros, device_of(model)
         if is_streamed(model):
-            at_once = len(blocks), max((len(view.positions(model, block)) for block in blocks), default=0)
+            at_once = len(blocks), max((len(view.ids(model, block)) for block in blocks), default=0)
             room, device = model.stream.storage, model.stream.device
         counts = {name: torch.zeros(vocabulary, dtype=torch.int64, device=device) for name in by_token}
         known = names if tokens else None
@@ -199,7 +199,7 @@ def _hooks_of(
     tracked = [
         reader
         for reader in state_readers(model)
-        if reader.place[1] in observer.roles and reader.layer in layers and reader.expert is None
+        if reader.layer_state[1] in observer.roles and reader.layer in layers and reader.expert is None
     ]
 
     def of_view(see: Callable) -> Callable:
@@ -230,7 +230,7 @@ def _widths(model: PreTrainedModel, view: StackView) -> dict[str, dict[int, int]
         in_view = view.cross == (reader.role == "cross_kv") and reader.layer in view.layers
         if in_view and reader.expert is None:
             in_one_width = reader.role in ON_STREAM
-            widths[reader.place[1]].setdefault(reader.layer, 0 if in_one_width else shape_of(reader.module)[1])
+            widths[reader.layer_state[1]].setdefault(reader.layer, 0 if in_one_width else shape_of(reader.module)[1])
     return widths
 
 
@@ -240,7 +240,7 @@ def _roles_of(model: PreTrainedModel, view: StackView, roles: Collection[str]) -
     return tuple(sorted(states, key=lambda state: (ROLES.index(role_of(state)), state)))
 
 
-def _has_even_heads(model: PreTrainedModel, views: Iterable[StackView]) -> bool:
+def _has_equal_heads(model: PreTrainedModel, views: Iterable[StackView]) -> bool:
     """Return whether all layers of views have attention with the same number of heads, as a share of heads requires."""
     attending = {layer.number for layer in layers_of(model) if layer.anatomy.attention is not None}
     if not attending:
@@ -267,7 +267,7 @@ def _with_place(*place: int | str) -> Iterator[None]:
     try:
         yield
     except states.NotFinite as broken:
-        layer, state = broken.place or place
+        layer, state = broken.label or place
         raise not_finite(f"in the hidden states of layer {layer}, role {state}, feature {broken.feature}") from None
 
 
@@ -319,7 +319,7 @@ class _TraceObserver:
     def begin(self, number: int, of_stacks: tuple[torch.Tensor, ...]) -> None:
         """Announce the next sequence to the hooks; of_stacks: the ids at the positions that each stack reads."""
         self._end_turn()
-        ids = of_stacks[self.view.inputs]
+        ids = of_stacks[self.view.position_stack]
         if len(ids) < 2:
             raise UserError(f"sequence {number} has {len(ids)} tokens; expected at least 2")
         self.number, self.ids, self.block = number % self.at_once, ids, max(self.block, len(ids))

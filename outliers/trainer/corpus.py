@@ -57,12 +57,12 @@ CAUSAL = SpecialTokens({"eos_token": END_OF_TEXT, "bos_token": END_OF_TEXT, "unk
 class Corpus(NamedTuple):
     """The training text of the pocket family.
 
-    ids: token ids, uint16 (tokens,), of the documents in a seeded order. reader: the folder of the tokenizer, or of the
-    image processor.
+    ids: token ids, uint16 (tokens,), of the documents in a seeded order. folder: that of the
+    tokenizer, or of the image processor.
     """
 
     ids: np.ndarray
-    reader: Path
+    folder: Path
 
 
 def prepare_corpus(c4: Path, wikitext: Path, work: Path, vocabulary: SpecialTokens = CAUSAL) -> Corpus:

@@ -11,7 +11,7 @@ from outliers.models.anatomy.weights import check_in_memory
 from outliers.models.attention import check_attention
 from outliers.quantization.attention import AttentionProducts, put_attention, take_attention_back
 from outliers.quantization.linear import stored_weight
-from outliers.quantization.products import Products, product
+from outliers.quantization.products import ProductNumerics, product
 
 FFN, LINEAR = ("ffn_in", "ffn_out"), ("attn_in", "attn_out")  # roles of the paper's "FFN" and "Linear"
 
@@ -19,7 +19,7 @@ FFN, LINEAR = ("ffn_in", "ffn_out"), ("attn_in", "attn_out")  # roles of the pap
 class _Trained:
     """A mixin for projections that multiply by `products` in the forward pass."""
 
-    products: Products
+    products: ProductNumerics
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Project (..., features) to (..., outputs), in the dtype of the input or of autocast."""
@@ -57,7 +57,7 @@ def train_int8(
     outlier_threshold: float | None = None,
     stochastic: bool = False,
 ) -> PreTrainedModel:
-    """Compute the projections of a model and their gradients in int8 (LLM.int8(), appendix E, Table 7).
+    """Let a model compute its projections and their gradients in int8 from now on (LLM.int8(), appendix E, Table 7).
 
     The model is changed in place, and returned. Its parameters stay the same objects in their dtype, so that an
     existing optimizer remains valid, and it is saved as a plain checkpoint. `train_int8(model, ffn=False,
@@ -68,7 +68,7 @@ def train_int8(
         ffn: whether the feed-forward projections, those of experts among them, are in int8.
         linear: whether the attention's projections q, k, v and output are in int8.
         attention: whether the products of queries with keys and of probabilities with values are in int8.
-        decomposition, outlier_threshold, stochastic: see `outliers.quantization.products.Products`.
+        decomposition, outlier_threshold, stochastic: see `outliers.quantization.products.ProductNumerics`.
 
     Raises:
         UserError: a number is out of range; the architecture is unknown, or its attention cannot be replaced; or a
@@ -78,7 +78,7 @@ def train_int8(
         >>> trained = outliers.train_int8(outliers.load_model("pocket/gpt2-0.1m"), decomposition=0.02)
         >>> trained(blocks, labels=blocks).loss.backward()
     """
-    products = Products(decomposition, outlier_threshold, stochastic)
+    products = ProductNumerics(decomposition, outlier_threshold, stochastic)
     roles = (FFN if ffn else ()) + (LINEAR if linear else ())
     if attention:
         check_attention(model)

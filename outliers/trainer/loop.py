@@ -44,7 +44,7 @@ def train(
     progress: Callable[[int], object] = lambda steps: None,
 ) -> list[dict]:
     """Train a model in place: gradients clipped at 1.0, bfloat16 autocast if the recipe says so, weight decay on
-    matrices only.
+    matrices and embeddings only.
 
     A checkpoint is written every 100 steps. A run that was stopped at any moment resumes from the last complete one,
     with the same losses as an uninterrupted run.
@@ -55,7 +55,7 @@ def train(
         blocks: token ids for next-token prediction, integers (steps · batch, T), or examples (steps · batch) with
             labels; in the order in which they are read.
         folder: of this run alone, for checkpoints.
-        measure: returns what to log of the model after a step; called with both.
+        measure: function of the model and the number of a step that returns what to log after it.
         steps: the numbers of steps after which `measure` is called.
         progress: called with the number of steps since the last call, first with those of a resumed run.
 

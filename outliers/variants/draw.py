@@ -28,9 +28,9 @@ def drawn(model: PreTrainedModel, draw: int) -> Iterator[None]:
     """Multiply every entry of the input embeddings by 1 + 1e-6 · z within this context, with z standard normal.
 
     All stacks of layers share the factors. For pictures, the output of the patch convolution is multiplied. Ties of
-    weights between two codes are rounded at random, see `untie`. A single code that flips changes the rounding in all
-    later layers, which shows how much rounding alone scatters a result. Parameters do not change, nor does a head that
-    is tied to them.
+    weights between two codes are rounded at random, see `break_ties`. A single code that flips changes the rounding in
+    all later layers, which shows how much rounding alone scatters a result. Parameters do not change, nor does a head
+    that is tied to them.
 
     Args:
         model: a causal language model in float32, quantized or not, resident or streamed.

@@ -53,12 +53,12 @@ class Dropped(Variant):
     def check(self, model: "PreTrainedModel") -> "dict[tuple[int, int], nn.Module]":
         """Return the experts of a model, which may be on the meta device; raise UserError if it lacks one."""
         from outliers.models.anatomy import experts_of
-        from outliers.models.anatomy.experts import number_of
+        from outliers.models.anatomy.experts import expert_count
 
         mixtures, found = experts_of(model), {}
         for layer, expert in self.experts:
-            if layer not in mixtures or expert >= number_of(mixtures[layer]):
-                counts = {number_of(experts) for experts in mixtures.values()}
+            if layer not in mixtures or expert >= expert_count(mixtures[layer]):
+                counts = {expert_count(experts) for experts in mixtures.values()}
                 held = f"layers {', '.join(map(str, mixtures))} have {' or '.join(map(str, counts))} experts"
                 expected = held if mixtures else "a mixture of experts"
                 raise UserError(f"no expert {expert} in layer {layer} of this model; expected one of it: {expected}")

@@ -81,7 +81,7 @@ class Against(AtPlaces):
     other: "str | PreTrainedModel"
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
-    has_errors = True
+    has_output_errors = True
     place_kinds = ("role",)
     in_memory = True
 
@@ -99,7 +99,7 @@ class Against(AtPlaces):
         return cls(match["other"], **places)
 
     @property
-    def others(self) -> tuple["Against", ...]:
+    def swaps(self) -> tuple["Against", ...]:
         return (self,)
 
     @property

@@ -88,7 +88,7 @@ class Quantized(AtPlaces):
         return "+".join([self.scheme.name, *alpha, *self._places])
 
     @property
-    def changes(self) -> list[str]:
+    def change_terms(self) -> list[str]:
         return [*self.scheme.name.split("+")[1:], *self._places]
 
     @property
@@ -130,7 +130,7 @@ class Quantized(AtPlaces):
         return self.calibration is None and self.scheme.needs_calibration
 
     @property
-    def has_errors(self) -> bool:
+    def has_output_errors(self) -> bool:
         return self.scheme.quantizes_projections or bool(self.instead)
 
     @property
@@ -186,7 +186,7 @@ class Quantized(AtPlaces):
         parts = [part for part in quantized_parts(model, self.scheme) if part.path not in exact]
         parts = [part for part in parts if field != "expert" or part.expert is not None]
         stacks = {layer: view for view in stack_views(model).values() if not view.cross for layer in view.layers}
-        by_stack = {"stack": lambda part: (stacks[part.layer].name, stacks[part.layer].written)}
+        by_stack = {"stack": lambda part: (stacks[part.layer].name, stacks[part.layer].place)}
         return dict(map((PLACES_BY_FIELD | by_stack)[field], parts))
 
     def served(self, model: str, dtype: str, device: str, revision: str | None) -> "PreTrainedModel":

@@ -66,8 +66,8 @@ class Together(Variant):
         return tuple(scheme for variant in self.variants for scheme in variant.schemes)
 
     @property
-    def others(self) -> "tuple[Against, ...]":
-        return tuple(other for variant in self.variants for other in variant.others)
+    def swaps(self) -> "tuple[Against, ...]":
+        return tuple(other for variant in self.variants for other in variant.swaps)
 
     @property
     def cache(self) -> "Formats | None":
@@ -85,8 +85,8 @@ class Together(Variant):
         return any(variant.needs_keys for variant in self.variants)
 
     @property
-    def changes(self) -> list[str]:
-        return [change for variant in self.variants for change in variant.changes]
+    def change_terms(self) -> list[str]:
+        return [change for variant in self.variants for change in variant.change_terms]
 
     def first_layer(self, model: "PreTrainedModel") -> int:
         from outliers.models.anatomy import decoder_layers

@@ -126,7 +126,7 @@ def _with_weight(model: "PreTrainedModel", path: str, change: "Callable[[torch.T
     from torch import nn
 
     from outliers.models.anatomy.experts import ExpertProjection
-    from outliers.models.anatomy.weights import in_memory, is_offloaded, parameter_of
+    from outliers.models.anatomy.weights import is_offloaded, load_offloaded, parameter_of
     from outliers.models.hooks import hand_over_hooks
     from outliers.models.stream import exchanged
 
@@ -156,6 +156,6 @@ def _with_weight(model: "PreTrainedModel", path: str, change: "Callable[[torch.T
         offloaded = parameter.is_meta or named[name].is_meta  # of tied weights, one alone may be offloaded
         if parameter is named[name] or (offloaded and tied.get(other, other) == first):
             owner, _, part = other.rpartition(".")
-            changed[owner] = changed.get(owner) or in_memory(exchanged(model.get_submodule(owner), {}))
+            changed[owner] = changed.get(owner) or load_offloaded(exchanged(model.get_submodule(owner), {}))
             changed[owner]._parameters = changed[owner]._parameters | {part: scaled}
     return exchanged(model, changed)

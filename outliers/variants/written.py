@@ -32,7 +32,7 @@ WHOLE_TERMS = {  # by the names of terms that their classes parse whole; the ter
 }
 PEERS = {PEER: "outliers.variants.peer:Peer"}
 # By an attribute of variants that stand first, or last: the rule, for messages.
-FIRST = {"others": "another model stands first", "is_prefix": "a prefix stands first"}
+FIRST = {"swaps": "another model stands first", "is_prefix": "a prefix stands first"}
 LAST = {"cache": "a cache stands last"}
 
 
@@ -72,7 +72,7 @@ def variant(written: str) -> Variant:
         ordered = sorted(variants, key=lambda part, name=attribute: bool(getattr(part, name)) == (name in LAST))
         if ordered != variants:
             raise UserError(f"'{written}': {rule}: {'+'.join(part.name for part in ordered)}")
-    if sum(bool(part.others or part.is_prefix) for part in variants) > 1:
+    if sum(bool(part.swaps or part.is_prefix) for part in variants) > 1:
         raise UserError(f"'{written}' has several terms that stand first; expected one prefix, or one other model")
     if sum(bool(part.schemes or part.package) for part in variants) > 1:
         raise _two_schemes(written)

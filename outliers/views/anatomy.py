@@ -9,8 +9,8 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTraine
 
 from outliers.criterion import QUANTIZED, ROUTER
 from outliers.errors import UserError
-from outliers.models.anatomy import Layer, anatomy_of, family_of, in_layer, layers_of, part_config, width_of
-from outliers.models.anatomy.experts import ExpertProjection, number_of
+from outliers.models.anatomy import Layer, anatomy_of, family_of, layers_of, part_config, reader_at, width_of
+from outliers.models.anatomy.experts import ExpertProjection, expert_count
 from outliers.models.anatomy.weights import own_parameters
 from outliers.models.load import find_config
 from outliers.models.names import known_configs
@@ -118,7 +118,7 @@ def _rows(layer: Layer) -> Iterator[tuple]:
         parameters = [module] if isinstance(module, nn.Parameter) else module.parameters()
         size = sum(parameter.numel() for parameter in parameters)
         if isinstance(module, ExpertProjection):  # of all experts in one row
-            count = number_of(layer.module.get_submodule(anatomy.experts))
+            count = expert_count(layer.module.get_submodule(anatomy.experts))
             path = path.replace(f"{anatomy.experts}.0.", f"{anatomy.experts}.0:{count}.")
             size = count * sum(tensor.numel() for tensor in (module.weight, module.bias) if tensor is not None)
         norm = front.get(path, front.get(role, ""))
@@ -127,7 +127,7 @@ def _rows(layer: Layer) -> Iterator[tuple]:
 
     for role in QUANTIZED:
         for path in getattr(anatomy, role):
-            if (in_layer(layer, role, path).expert or 0) > 0:
+            if (reader_at(layer, role, path).expert or 0) > 0:
                 continue
             note = f"then {behind[role]}" if role in behind else ""
             yield row(role, path, layer.module.get_submodule(path), True, note)

@@ -128,12 +128,12 @@ def remedy_points(rows: list[dict]) -> list[RemedyPoint]:
         prefix = next((part for part in under.parts if part.is_prefix), None)
         scheme = next((quantized.scheme for quantized in under.schemes), EXACT.scheme)
         if cache and "cache_bits" in row:
-            about = *_of_cache(cache, scheme, under.changes), "", None, None
+            about = *_of_cache(cache, scheme, under.change_terms), "", None, None
         elif scheme.quantizes_projections and not cache:
             format = formats.setdefault(_without_name(scheme.base), scheme.base)
             features = [] if row.get("alpha") is None else [FEATURES.format(row["alpha"])]
             bits = [_bits(row, scheme, operand, known_bits) for operand in reversed(OPERANDS)]
-            about = format, "+".join([*features, *under.changes]) or NONE, _panel(scheme), *bits
+            about = format, "+".join([*features, *under.change_terms]) or NONE, _panel(scheme), *bits
         else:
             continue
         baseline = behind.get((row["model"], prefix))

@@ -339,7 +339,7 @@ def test_names_of_schemes_with_groups():
         ("flexq-g64", "int6 group-64 absmax × int6 group-64 absmax, exact, activations=8@ffn_out"),
     ):
         scheme = get_scheme(name)
-        assert scheme.parts == parts
+        assert scheme.description == parts
         assert is_own(scheme)
         assert not is_own(Scheme(name, scheme.activations, Quantizer("int8", "tensor")))
     for name in ("w4a4-g0", "w4a4-g064", "w4a4-g", "mxfp4-g64", "nvfp4-g8", "fp8-e4m3-g64", "llm.int8-g64", "fp32-g8"):

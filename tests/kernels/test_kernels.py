@@ -346,7 +346,7 @@ def test_backends_of_a_device(monkeypatch):
     monkeypatch.delenv("OUTLIERS_KERNELS", raising=False)
     names = [one.name for one in dispatch.backends(torch.device("cpu"))]
     assert names == ["packed"] * cpu.has_int8_units() + ["plain", "reference"]
-    assert [one.path for one in dispatch.backends(torch.device("mps"))] == ["reference"]
+    assert [one.row_name for one in dispatch.backends(torch.device("mps"))] == ["reference"]
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setenv("OUTLIERS_KERNELS", "triton")
     with pytest.raises(ValueError, match="'triton', which does not run on 'cpu' here"):

@@ -9,7 +9,7 @@ from torch import nn
 from outliers import load_model, perplexity
 from outliers.quantization.convert import quantize, quantized_layers
 from outliers.quantization.linear import QuantizedLinear
-from outliers.quantization.magnitudes import Magnitudes
+from outliers.quantization.magnitudes import InputSummary
 from outliers.quantization.schemes import get_scheme
 from outliers.variants.draw import SIZE, drawn
 from tests.small_models import make_model, sample_blocks
@@ -92,7 +92,7 @@ def with_tie(scheme: str) -> torch.Tensor:
 def test_a_tie_falls_either_way_and_nothing_else_moves(scheme):
     projection, ones = nn.Linear(128, 4, bias=False), torch.ones(128)
     projection.weight = nn.Parameter(with_tie(scheme))
-    layer = QuantizedLinear(projection, get_scheme(scheme), None, Magnitudes(ones, ones, gram=torch.eye(128)))
+    layer = QuantizedLinear(projection, get_scheme(scheme), None, InputSummary(ones, ones, gram=torch.eye(128)))
     plain, in_draws = layer.quantized_weight.dequantize(), []
     for layer.draw in range(1, 13):
         in_draws.append(layer.quantized_weight.dequantize())

@@ -562,7 +562,7 @@ def test_states_that_are_not_finite(bad):
         triton_states.add_residual(of_stream, LIMITS, torch.zeros_like(ids))
     with pytest.raises(states.NotFinite) as raised:
         found.read()
-    assert (raised.value.place, raised.value.feature) == ("here", 133)
+    assert (raised.value.label, raised.value.feature) == ("here", 133)
 
 
 def test_hits_of_more_states_than_a_report_has_room_for(constants):

@@ -19,7 +19,7 @@ from outliers.models.anatomy import decoder_layers
 from outliers.models.anatomy.examples import Examples
 from outliers.models.stream import stream_model
 from outliers.quantization.cache_formats import CacheFormat
-from outliers.quantization.caches import through
+from outliers.quantization.caches import fake_quantize
 from outliers.runs.run import show
 from outliers.views.account import account_section
 from outliers.views.keys import keys_explorer, keys_section, writing_findings
@@ -236,7 +236,7 @@ def test_a_cache_in_few_bits_is_what_attention_multiplies(blocks):
     assert ((0, "values") in exact.changed, (0, "values") in few.changed) == (False, True)
     assert torch.equal(few.sums[0, "keys", BEFORE].squares, exact.sums[0, "keys", BEFORE].squares)
     states = expected(model.double(), blocks[:1])[0, "keys", AFTER]
-    met = through(states[None].float(), CacheFormat("int2"))[0]
+    met = fake_quantize(states[None].float(), CacheFormat("int2"))[0]
     assert few.sums[0, "keys", AFTER].squares.allclose(met.double().square().sum(1), rtol=1e-4)
 
 

@@ -125,7 +125,7 @@ def test_the_last_layer_of_a_type_as_its_code_has_it(kind):
     layer, found = layers_of(model)[-1], {}
     for one in state_readers(model, layer.number):
         if ".experts" not in one.path:
-            found.setdefault(one.place[1], []).append(one.path.removeprefix(f"{layer.path}."))
+            found.setdefault(one.layer_state[1], []).append(one.path.removeprefix(f"{layer.path}."))
     anatomy = layer.anatomy
     parts = {state: " ".join(names) for state, names in found.items()}
     assert (parts, anatomy.norms, anatomy.norms_behind, anatomy.recurrent) == LAYERS[kind]

@@ -33,7 +33,9 @@ def test_roles_are_what_their_names_say(case, blocks):
         assert (attention in p.path) == (p.role in ("attn_in", "attn_out"))
         assert p.role not in ("attn_out", "ffn_out") or shape(p.module)[1] == 32, "it is added to the hidden states"
     for p in state_readers(model):
-        p.module.register_forward_pre_hook(lambda _, x, p=p: seen.setdefault(p.place, []).append(x[0].flatten(0, -2)))
+        p.module.register_forward_pre_hook(
+            lambda _, x, p=p: seen.setdefault(p.layer_state, []).append(x[0].flatten(0, -2))
+        )
     model(blocks[:1])
     for (_, role), inputs in seen.items():  # of experts, each of which reads some of the tokens, a state each
         assert all(torch.equal(inputs[0], other) for other in inputs), "projections of one role share their input"

@@ -22,7 +22,7 @@ from outliers.models.attention import change_attention
 from outliers.models.skeleton import skeleton
 from outliers.quantization.attention import AttentionProducts, int8_attention
 from outliers.quantization.convert import check_attends
-from outliers.quantization.products import Products
+from outliers.quantization.products import ProductNumerics
 from outliers.quantization.schemes import get_scheme
 from tests.conftest import slow_but
 from tests.small_models import make_model, make_tokenizer, names_of, top1_softmax
@@ -31,13 +31,13 @@ from tests.trainer.test_training import by_definition, largest
 from tests.typed import call
 
 POCKET = {"models": ["pocket/gpt2-0.5m"], "block": 64, "blocks": 2}
-BY_HAND = {"fp32+attention": Products(), "fp32+attention=0.1": Products(0.1)}
+BY_HAND = {"fp32+attention": ProductNumerics(), "fp32+attention=0.1": ProductNumerics(0.1)}
 CASES = ["gpt2", "opt", "gpt_neox", "llama", "mistral", "qwen3", "phi3", "gemma3", "mixtral"]
 
 
 def attend(states: list[np.ndarray], mask: torch.Tensor | None, share: float, scaling: float) -> torch.Tensor:
     """What `int8_attention` makes of queries, keys and values (1, heads, T, features), in float64."""
-    module, products = nn.Module().eval(), AttentionProducts(Products(share), Products(share))
+    module, products = nn.Module().eval(), AttentionProducts(ProductNumerics(share), ProductNumerics(share))
     outputs, _ = int8_attention(products, module, *(torch.tensor(one) for one in states), mask, scaling)
     return outputs[0].transpose(0, 1)
 

@@ -14,7 +14,7 @@ import outliers
 from outliers import UserError, calibrate, perplexities, perplexity
 from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.quantization.cache_formats import CacheFormat, Formats
-from outliers.quantization.caches import CacheCodes, cache_bits, through
+from outliers.quantization.caches import CacheCodes, cache_bits, fake_quantize
 from tests.conftest import in_turn
 from tests.small_models import make_model
 from tests.typed import call
@@ -41,11 +41,11 @@ def states() -> torch.Tensor:
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_codes_by_token(states, bits):
     torch.testing.assert_close(CacheCodes.of(states, bits, None).states(bits).double(), by_definition(states, bits))
-    torch.testing.assert_close(through(states, CacheFormat(f"int{bits}")).double(), by_definition(states, bits))
+    torch.testing.assert_close(fake_quantize(states, CacheFormat(f"int{bits}")).double(), by_definition(states, bits))
 
 
 def test_codes_by_channel_leave_an_incomplete_group_exact(states):
-    met = through(states, CacheFormat("int4", channels=8))
+    met = fake_quantize(states, CacheFormat("int4", channels=8))
     groups = states[:, :, :16].unflatten(2, (2, 8)).transpose(-1, -2)
     expected = by_definition(groups, 4).transpose(-1, -2).flatten(2, 3)
     torch.testing.assert_close(met[:, :, :16].double(), expected)
@@ -53,16 +53,16 @@ def test_codes_by_channel_leave_an_incomplete_group_exact(states):
 
 
 def test_first_and_recent_positions_and_other_heads_stay_exact(states):
-    met = through(states, CacheFormat("int3", first=2, recent=4, heads=(range(1, 2),)))
+    met = fake_quantize(states, CacheFormat("int3", first=2, recent=4, heads=(range(1, 2),)))
     changed = (met != states).any(-1).nonzero()
     assert {tuple(one) for one in changed[:, 1:].tolist()} == {(1, position) for position in range(2, 17)}
-    assert torch.equal(met[:, 1, 2:17], through(states[:, 1:2, 2:17], CacheFormat("int3"))[:, 0])
+    assert torch.equal(met[:, 1, 2:17], fake_quantize(states[:, 1:2, 2:17], CacheFormat("int3"))[:, 0])
 
 
 def test_a_rotation_spreads_a_large_channel(states):
     large = states.clone()
     large[..., 3] += 300 * torch.sign(states[..., 3])
-    errors = [(through(large, CacheFormat("int4", hadamard=one)) - large).abs().median() for one in (False, True)]
+    errors = [(fake_quantize(large, CacheFormat("int4", hadamard=one)) - large).abs().median() for one in (False, True)]
     assert errors[1] < errors[0]
 
 
@@ -74,7 +74,7 @@ def test_other_formats_are_those_of_matrices(format, block):
     states = torch.randn(1, 2, 5, 32, generator=torch.Generator().manual_seed(1))
     quantizer = Quantizer(format, "block" if format in ("mxfp4", "nvfp4") else "row")
     expected = quantize(states.view(-1, block or 32), quantizer).dequantize().view(states.shape)
-    assert torch.equal(through(states, CacheFormat(format, block=block)), expected)
+    assert torch.equal(fake_quantize(states, CacheFormat(format, block=block)), expected)
 
 
 def test_channels_are_ordered_by_their_magnitudes_and_put_back(states):
@@ -84,7 +84,7 @@ def test_channels_are_ordered_by_their_magnitudes_and_put_back(states):
     for head, order in enumerate(largest.sort(descending=True).indices):
         blocks = states[:, head, :, order].reshape(-1, 4)
         expected[:, head, :, order] = quantize(blocks, Quantizer("bfp4", "row")).dequantize().view(2, 21, 12)
-    met = through(states, CacheFormat("bfp4", block=4, reorder=True), 0, largest)
+    met = fake_quantize(states, CacheFormat("bfp4", block=4, reorder=True), 0, largest)
     assert torch.equal(met, expected)
 
 

@@ -22,7 +22,7 @@ from outliers.errors import BrokenModel, UserError
 from outliers.models.anatomy import projections
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, operand_of
-from outliers.quantization.magnitudes import Magnitudes
+from outliers.quantization.magnitudes import InputSummary
 from outliers.quantization.remedies import REMEDIES, Remedy, RemedyKind, Transform
 from outliers.quantization.remedies.clip import clip
 from outliers.quantization.remedies.hadamard import random_rotation, rotate
@@ -39,8 +39,8 @@ SMALL = {"models": [MODEL], "block": 32, "blocks": 2}
 EVERY = ["smoothing=0.8", "hadamard", "reorder", "smoothing+hadamard", "reorder+smoothing@ffn_out+hadamard"]
 
 
-def magnitudes_of(x: torch.Tensor, *weights: torch.Tensor) -> Magnitudes:
-    return Magnitudes(x.abs().amax(0), torch.stack([weight.abs().amax(0) for weight in weights]).amax(0))
+def magnitudes_of(x: torch.Tensor, *weights: torch.Tensor) -> InputSummary:
+    return InputSummary(x.abs().amax(0), torch.stack([weight.abs().amax(0) for weight in weights]).amax(0))
 
 
 # Rotation
@@ -94,13 +94,13 @@ def test_a_rotation_is_drawn_evenly():
 
 def test_smoothing_by_hand():
     """Xiao et al., equation 4: 16^½ / 4^½ = 2, 9^½ / 1 = 3, 4^½ / 16^½ = ½."""
-    found = Magnitudes(torch.tensor([16.0, 9.0, 4.0]), torch.tensor([4.0, 1.0, 16.0]))
+    found = InputSummary(torch.tensor([16.0, 9.0, 4.0]), torch.tensor([4.0, 1.0, 16.0]))
     weight = torch.zeros(2, 3)
     assert factors(weight, found, 0.5).tolist() == [2.0, 3.0, 0.5]
     assert factors(weight, found, 1.0).tolist() == [16.0, 9.0, 4.0]
     assert factors(weight, found, 0.0).tolist() == [1 / 4, 1.0, 1 / 16]
     assert factors(weight.double(), found, 0.5).dtype == torch.float64
-    silent = Magnitudes(torch.tensor([0.0, 9.0, 1e-40]), torch.tensor([4.0, 0.0, 16.0]))
+    silent = InputSummary(torch.tensor([0.0, 9.0, 1e-40]), torch.tensor([4.0, 0.0, 16.0]))
     for strength in (0.0, 0.5, 1.0):
         assert factors(weight, silent, strength).tolist() == [1.0, 1.0, 1.0], "what is silent keeps its scale"
 
@@ -120,7 +120,7 @@ def test_smoothing_is_one_for_all_that_read_an_input(blocks):
 
 def test_features_in_the_order_of_their_magnitudes():
     weight, inputs = torch.arange(8.0).view(2, 4), torch.tensor([1.0, 8.0, 8.0, 3.0])
-    operand = operand_of(weight, Scheme("s", ROW, COLUMN, remedies=["reorder"]), Magnitudes(inputs, inputs))
+    operand = operand_of(weight, Scheme("s", ROW, COLUMN, remedies=["reorder"]), InputSummary(inputs, inputs))
     assert operand.fitted[0].tolist() == [1, 2, 3, 0]
     assert operand.exact.tolist() == [[1, 2, 3, 0], [5, 6, 7, 4]]
 
@@ -128,7 +128,7 @@ def test_features_in_the_order_of_their_magnitudes():
 def test_what_follows_a_transform_knows_the_magnitudes_under_it():
     torch.manual_seed(0)
     weight, inputs = torch.randn(3, 5), torch.tensor([1.0, 8.0, 0.5, 3.0, 2.0])
-    found = Magnitudes(inputs, weight.abs().amax(0))
+    found = InputSummary(inputs, weight.abs().amax(0))
     order = torch.tensor([1, 3, 4, 0, 2])
     operand = operand_of(weight, Scheme("s", ROW, COLUMN, remedies=["reorder", "smoothing"]), found)
     assert torch.allclose(operand.fitted[1], factors(weight, found, 0.5)[order])
@@ -174,7 +174,7 @@ def test_what_is_nan_stays_seen():
     x[1, 3] = torch.nan
     for name in ("smoothing", "hadamard", "tokens=2", "clip=0.9", "tokens=3+smoothing+hadamard+clip=0.99"):
         scheme = get_scheme(f"absmax-vector+{name}")
-        out = QuantizedLinear(projection, scheme, None, Magnitudes(torch.ones(24), torch.ones(24)))(x)
+        out = QuantizedLinear(projection, scheme, None, InputSummary(torch.ones(24), torch.ones(24)))(x)
         assert out[1].isnan().all(), name
         assert out[[0, 2, 3]].isfinite().all(), name
     assert QuantizedLinear(projection, get_scheme("absmax+tokens=2+clip=0.9"))(x).isnan().sum() >= 8
@@ -445,7 +445,7 @@ def test_a_transform_of_ones_own(tmp_path, monkeypatch, as_they_are):
     with pytest.raises(UserError, match="has a custom transform, which no file can hold"):
         write_scheme(mine)
     (both,) = Sweep(schemes=[mine], transform="hadamard", **SMALL).schemes
-    assert both.parts.endswith("exact, doubled, hadamard=0")
+    assert both.description.endswith("exact, doubled, hadamard=0")
     monkeypatch.setitem(REMEDIES, "doubled", DOUBLED)
     named = sweep(Sweep(schemes=["absmax+doubled"], **SMALL), tmp_path)
     assert named[0]["value"] == rows[1]["value"]
@@ -457,7 +457,7 @@ def test_a_remedy_of_ones_own_that_is_no_transform():
     assert pickle.loads(pickle.dumps(negated)) == negated
     silent = RemedyKind(clips=lambda hidden_states, _number, _scheme: 0 * hidden_states, name="silent")
     scheme, projection = Scheme("mine", ROW, COLUMN, remedies=[silent, "tokens=3"]), nn.Linear(4, 2)
-    assert scheme.parts.endswith("exact, tokens=3, silent")
+    assert scheme.description.endswith("exact, tokens=3, silent")
     assert torch.equal(QuantizedLinear(projection, scheme)(torch.ones(1, 4))[0], projection.bias)
 
 

@@ -16,7 +16,7 @@ from outliers.models.anatomy import projections
 from outliers.quantization.calibration import calibrate
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, operand_of, stored_weight
-from outliers.quantization.magnitudes import Magnitudes
+from outliers.quantization.magnitudes import InputSummary
 from outliers.quantization.remedies import REMEDIES, Transform, awq, clip, gptq, smoothing
 from outliers.quantization.schemes import SCHEMES, get_scheme
 from tests.small_models import make_model
@@ -32,7 +32,7 @@ QUANTIZERS = [
 
 
 @cache
-def a_layer(role: str = "ffn_out", layer: int = 1) -> tuple[torch.Tensor, torch.Tensor, Magnitudes]:
+def a_layer(role: str = "ffn_out", layer: int = 1) -> tuple[torch.Tensor, torch.Tensor, InputSummary]:
     """The weight (outputs, features) and inputs (tokens, features) of a projection of a trained model, and what a
     calibration on them finds."""
     model, seen = load_model(MODEL), []
@@ -141,7 +141,7 @@ def test_gptq_of_more_features_than_are_compensated_at_once():
     torch.manual_seed(0)
     weight, x, quantizer = torch.randn(8, 2 * gptq.BLOCK + 9), torch.randn(400, 2 * gptq.BLOCK + 9), COLUMNS
     nearest, gram = quantize_matrix(weight, quantizer), x.T @ x
-    got = gptq.compensated(weight, nearest, Magnitudes(gram=gram), quantizer, 0.01)
+    got = gptq.compensated(weight, nearest, InputSummary(gram=gram), quantizer, 0.01)
     assert (got.codes != one_by_one(weight, gram, nearest, 7, 0.01)).float().mean() < 0.01, "but for ties"
 
 
@@ -152,7 +152,7 @@ def test_gptq_in_every_format(format):
     weight, group = torch.randn(24, 64), FORMATS[format].group
     quantizer = Quantizer(format, "block" if group else "group-16")
     nearest = quantize_matrix(weight, quantizer)
-    got = gptq.compensated(weight, nearest, Magnitudes(gram=x.T @ x), quantizer, 0.01)
+    got = gptq.compensated(weight, nearest, InputSummary(gram=x.T @ x), quantizer, 0.01)
     assert error(weight, got.dequantize(), x) < 0.7 * error(weight, nearest.dequantize(), x)
     assert got.codes.dtype == nearest.codes.dtype
     assert got.codes.unique().numel() <= 2 ** FORMATS[format].bits
@@ -163,10 +163,11 @@ def test_gptq_rounds_what_it_has_not_seen_to_nearest():
     weight, x, quantizer = torch.randn(8, 12), torch.randn(50, 12), COLUMNS
     nearest = quantize_matrix(weight, quantizer)
     assert torch.equal(
-        gptq.compensated(weight, nearest, Magnitudes(gram=torch.zeros(12, 12)), quantizer, 0.01).codes, nearest.codes
+        gptq.compensated(weight, nearest, InputSummary(gram=torch.zeros(12, 12)), quantizer, 0.01).codes,
+        nearest.codes,
     )
     x[:, 3:7] = 0
-    got = gptq.compensated(weight, nearest, Magnitudes(gram=x.T @ x), quantizer, 0.01)
+    got = gptq.compensated(weight, nearest, InputSummary(gram=x.T @ x), quantizer, 0.01)
     assert torch.equal(got.codes[:, 3:7], nearest.codes[:, 3:7])
     assert not torch.equal(got.codes, nearest.codes)
 
@@ -176,7 +177,7 @@ def test_a_layer_under_gptq_has_its_codes():
     weight, x, found = a_layer()
     quantizer, rotated = SCHEMES["w4"].weights, operand_of(weight, get_scheme("w4+hadamard"))
     turned = get_scheme("w4+hadamard").transforms[0].call("hidden_states", x, rotated.fitted[0])
-    expected = gptq.compensated(rotated.exact, rotated.codes, Magnitudes(gram=turned.T @ turned), quantizer, 0.05)
+    expected = gptq.compensated(rotated.exact, rotated.codes, InputSummary(gram=turned.T @ turned), quantizer, 0.05)
     for kind in (QuantizedLinear, Int8Linear):
         projection = nn.Linear(*weight.T.shape)
         projection.weight.data = weight
@@ -191,12 +192,12 @@ def test_a_layer_under_gptq_has_its_codes():
 
 def test_awq_by_hand():
     """Lin et al., equation 5, divided by the mean of all: (1, 4, 16) / 7."""
-    found = Magnitudes(sums=torch.tensor([1.0, 4.0, 16.0]))
+    found = InputSummary(sums=torch.tensor([1.0, 4.0, 16.0]))
     assert torch.allclose(awq.factors(torch.zeros(2, 3), found, 0.5), torch.tensor([1.0, 2.0, 4.0]) / 7**0.5)
     assert awq.factors(torch.zeros(2, 3), found, 0.0).tolist() == [1.0, 1.0, 1.0]
     assert awq.factors(torch.zeros(2, 3).double(), found, 0.5).dtype == torch.float64
     for silent in ([0.0, 4.0, 16.0], [0.0, 0.0, 0.0]):
-        assert awq.factors(torch.zeros(2, 3), Magnitudes(sums=torch.tensor(silent)), 0.5)[0] == 1
+        assert awq.factors(torch.zeros(2, 3), InputSummary(sums=torch.tensor(silent)), 0.5)[0] == 1
     assert len(REMEDIES["awq"].number.grid) == 20
     assert REMEDIES["awq"].number.grid[::19] == (0.0, 0.95)
 

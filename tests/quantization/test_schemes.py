@@ -185,7 +185,7 @@ def test_a_scheme_of_ones_own_in_a_sweep(tmp_path):
     for scheme in others:
         rows = sweep(Sweep(schemes=["fp32", scheme], **SMALL), tmp_path)
         assert [row["scheme"] for row in rows] == ["fp32", scheme.name]
-        assert rows[1]["scheme_parts"] == scheme.parts
+        assert rows[1]["scheme_parts"] == scheme.description
         assert rows[1]["value"] == perplexity(quantize(model, scheme), blocks)
         values.append(rows[1]["value"])
     again = [sweep(Sweep(schemes=[scheme], **SMALL), tmp_path)[0]["value"] for scheme in others]

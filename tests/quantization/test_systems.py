@@ -13,7 +13,7 @@ from torch import nn
 
 from outliers.quantization.fields import row_fields
 from outliers.quantization.linear import QuantizedLinear
-from outliers.quantization.magnitudes import Magnitudes
+from outliers.quantization.magnitudes import InputSummary
 from outliers.quantization.schemes import get_scheme
 from tests.fake import values_under
 from tests.kernels.test_kernels import of_finite_floats
@@ -38,7 +38,7 @@ def output(name: str, x: np.ndarray, weight: np.ndarray, role: str) -> np.ndarra
     """A layer's under a scheme, calibrated on its inputs."""
     projection = nn.Linear(FEATURES, OUTPUTS, bias=False).double()
     projection.weight.data = torch.from_numpy(weight)
-    magnitudes = Magnitudes(*(torch.from_numpy(np.abs(one).max(0)) for one in (x, weight)))
+    magnitudes = InputSummary(*(torch.from_numpy(np.abs(one).max(0)) for one in (x, weight)))
     with torch.no_grad():
         return QuantizedLinear(projection, get_scheme(name), role, magnitudes)(torch.from_numpy(x)).numpy()
 
@@ -97,7 +97,7 @@ def test_the_kernels_of_int8_multiply_for_qserve():
     scheme = get_scheme("qserve-g32")
     made = dispatch.quantize(weight, scheme.weights)
     assert made.has_exact_sums
-    assert dispatch.backend_of(made, scheme.activations).path == "cpu"
+    assert dispatch.backend_of(made, scheme.activations).row_name == "cpu"
     assert scheme.has_exact_sums
 
 
@@ -122,7 +122,7 @@ def test_activations_in_other_bits_at_a_role():
     scheme = get_scheme("w4a4+activations=8@ffn_out")
     assert str(scheme.at("ffn_out").activations) == "int8 row absmax"
     assert str(scheme.at("attn_in").activations) == "int4 row absmax"
-    assert get_scheme("w4a4+activations=8").at("attn_in").parts == get_scheme("w4a8").parts
+    assert get_scheme("w4a4+activations=8").at("attn_in").description == get_scheme("w4a8").description
     fields = row_fields(get_scheme("flexq-g16"), make_model("gpt2"))  # of 32 features, and 128 in the last projection
     assert fields["activation_bits"] == round((3 * 32 * 7 + 128 * 9) / (3 * 32 + 128), 4)
     assert fields["weight_bits"] == 7

@@ -47,7 +47,7 @@ def test_what_is_read_and_what_is_predicted_give_the_text_back(tokens, seed):
     text, marks = torch.arange(1000, 1000 + tokens), torch.arange(FIRST, FIRST + 50)
     read, targets = corrupted(text, marks, torch.tensor([END]), torch.Generator().manual_seed(seed))
     spans = Spans.of(tokens)
-    assert (len(read), len(targets)) == (spans.read, spans.targets)
+    assert (len(read), len(targets)) == (spans.encoder_tokens, spans.targets)
     kept = [token in set(marks.tolist()) for token in read.tolist()[:-1]]
     assert not kept[0] and kept[-1], "what is kept comes first, a span last"
     assert not any(one and other for one, other in itertools.pairwise(kept)), "no two spans touch"
@@ -64,13 +64,13 @@ def test_share_and_length_of_spans(tokens):
 
 @given(st.integers(3, 3000))
 def test_the_encoder_reads_exactly_a_block(block):
-    spans = Spans.read_in(block)
-    assert spans.read == block == Spans.of(spans.tokens + 1).read - 1
+    spans = Spans.fit(block)
+    assert spans.encoder_tokens == block == Spans.of(spans.tokens + 1).encoder_tokens - 1
 
 
 def test_lengths_are_those_of_t5():
     """Raffel et al. cut 568 tokens of which the encoder reads 512, and the decoder predicts 114."""
-    spans = Spans.read_in(512)
+    spans = Spans.fit(512)
     assert (spans.tokens, spans.targets) == (568, 114)
 
 

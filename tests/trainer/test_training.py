@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 import outliers
 from outliers.errors import UserError
 from outliers.models.anatomy import projections
-from outliers.quantization.products import Products, product
+from outliers.quantization.products import ProductNumerics, product
 from outliers.trainer.layers import FFN, LINEAR, TRAINED, train_int8
 from tests.conftest import pairwise
 from tests.models.test_experts import made as mixture
@@ -49,7 +49,7 @@ def test_each_product_of_a_step_is_its_definition(tokens, features, outputs, sha
     random = np.random.default_rng(abs(seed))
     x, w, g = (random.standard_normal(shape) for shape in ((tokens, features), (outputs, features), (tokens, outputs)))
     left, right = (torch.tensor(one, requires_grad=True) for one in (x, w))
-    found = product(left, right, Products(share))
+    found = product(left, right, ProductNumerics(share))
     found.backward(torch.tensor(g))
     np.testing.assert_allclose(found.detach(), by_definition(x, w, largest(x, share)), rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(left.grad, by_definition(g, w.T, largest(g, share)), rtol=1e-12, atol=1e-12)
@@ -62,7 +62,7 @@ def test_features_from_a_threshold_on():
     x, w, g = (random.standard_normal(shape) for shape in ((8, 12), (6, 12), (8, 6)))
     x[3, 5] = -6
     left, right = (torch.tensor(one, requires_grad=True) for one in (x, w))
-    found = product(left, right, Products(outlier_threshold=6.0))
+    found = product(left, right, ProductNumerics(outlier_threshold=6.0))
     found.backward(torch.tensor(g))
     outliers = np.arange(12) == 5
     none = np.zeros(8, bool)
@@ -76,7 +76,7 @@ def test_features_from_a_threshold_on():
 def test_batches_are_their_matrices(share):
     torch.manual_seed(0)
     left, right = torch.randn(2, 3, 5, 1030, requires_grad=True), torch.randn(2, 3, 7, 1030, requires_grad=True)
-    gradient, how = torch.randn(2, 3, 5, 7), Products(share)
+    gradient, how = torch.randn(2, 3, 5, 7), ProductNumerics(share)
     found = product(left, right, how)
     found.backward(gradient)
     for place in [(0, 0), (1, 2)]:
@@ -90,7 +90,7 @@ def test_batches_are_their_matrices(share):
 def test_gradients_of_the_exact_product():
     torch.manual_seed(0)
     operands = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((2, 4, 5), (2, 3, 5))]
-    assert torch.autograd.gradcheck(lambda left, right: product(left, right, Products(exact=True)), operands)
+    assert torch.autograd.gradcheck(lambda left, right: product(left, right, ProductNumerics(exact=True)), operands)
 
 
 def test_gradients_rounded_by_chance_are_right_on_average():
@@ -100,7 +100,7 @@ def test_gradients_rounded_by_chance_are_right_on_average():
     of_codes = torch.tensor(codes(right.T.double().numpy()).T)
 
     def of_left(stochastic: bool) -> torch.Tensor:
-        (found,) = torch.autograd.grad(product(left, right, Products(stochastic=stochastic)), left, gradient)
+        (found,) = torch.autograd.grad(product(left, right, ProductNumerics(stochastic=stochastic)), left, gradient)
         return found.double()
 
     exact = gradient.double() @ of_codes

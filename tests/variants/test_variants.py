@@ -484,5 +484,5 @@ def test_the_first_layer_that_changes(written, layer, models):
 
 def test_a_scheme_instead_of_none_quantizes(models):
     quantized = outliers.variant("fp32+instead=w4a4@layers.1")
-    assert (quantized.is_exact, quantized.has_errors) == (False, True)
+    assert (quantized.is_exact, quantized.has_output_errors) == (False, True)
     assert quantized.fields(models[0])["instead"] == ["w4a4@layers.1"]

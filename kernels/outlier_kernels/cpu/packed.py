@@ -156,7 +156,7 @@ def _in_one_pass(
         strips=strips,
         width=STRIP,
         threshold=-1 if threshold is None else _bits(threshold),
-        of_all=shared,
+        has_one_scale=shared,
         weight=(weight.address, weight.scale, int(len(weight.scale) > 1), outputs),
         bias=bias,
         room=places,

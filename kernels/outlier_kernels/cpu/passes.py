@@ -66,7 +66,7 @@ def _group(name: str, **names: str) -> type:
 # Numbers of one of `KINDS`, with strides in bytes; a matrix, or the first of several.
 Matrix = _group("Matrix", int="memory kind rows columns row_stride column_stride")
 Places = _group("Places", int64="features", int="count")  # some features
-Kept = _group("Kept", int="memory kind")  # a record of all entries
+Array = _group("Array", int="memory kind")  # contiguous numbers of one of `KINDS`, or nothing; bool for hits
 # Codes of rows plus an offset, and for each row the scale and the sum of the codes without the offset.
 Codes = _group("Codes", int8="codes", int="offset", float32="scales sums")
 # Flags of the features that are left out, if any, and the stride of flags from matrix to matrix.
@@ -113,7 +113,7 @@ def _of_statistics(group: type) -> Callable:
 PARTS = {
     Matrix: _of_matrix,
     Places: lambda places: (places, places.numel()),
-    Kept: lambda kept: (kept, NOTHING if kept is None else KINDS.get(kept.dtype, HITS)),
+    Array: lambda kept: (kept, NOTHING if kept is None else KINDS.get(kept.dtype, HITS)),
     **{group: _of_statistics(group) for group in (Statistics, Residual)},
 }
 
@@ -721,9 +721,9 @@ def packed_layer(
     strips: int,
     width: int,
     threshold: int,
-    of_all: int,
+    has_one_scale: int,
     weight: Blocks,
-    bias: Kept,
+    bias: Array,
     room: Room,
     result: Matrix,
 ):
@@ -733,7 +733,7 @@ def packed_layer(
     then tokens whose codes are made; then a block of outputs of some tokens. If there are more than `FEW` outlier
     features, only the magnitudes are computed, and the number of these features is reported.
 
-    threshold: its bits, or -1 for no decomposition. of_all: whether all tokens share a scale.
+    threshold: its bits, or -1 for no decomposition. has_one_scale: whether all tokens share a scale. bias: (outputs,).
     """
     features, codes_at = x.columns, strips + -(-x.rows // QUANTIZED)
     parts = -(-x.rows // TOKENS)
@@ -756,7 +756,7 @@ def packed_layer(
                 for k in range(count):
                     room.values[r * FEW + k] = row[outliers[k]]
                     row[outliers[k]] = np.float32(0)
-                room.scales[r] = scale if of_all else _scale(_largest(row, features))
+                room.scales[r] = scale if has_one_scale else _scale(_largest(row, features))
                 _round_to_codes(row, room.scales[r], features, _at(room.codes, r * features), np.int32(128))
         else:
             start, part = (piece - codes_at) // parts * BLOCK, (piece - codes_at) % parts
@@ -1026,7 +1026,7 @@ def add_state(
     height: int,
     alpha: np.float32,
     ids: np.int64,
-    kept: Kept,
+    kept: Array,
     room: int,
     hits: np.int64,
     joined: Statistics,
@@ -1202,7 +1202,7 @@ def add_residual(
     height: int,
     ids: np.int64,
     limits: np.float32,
-    kept: Kept,
+    kept: Array,
     room: int,
     massive: np.int64,
     joined: Residual,

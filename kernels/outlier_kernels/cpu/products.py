@@ -27,7 +27,7 @@ def product(
     left: torch.Tensor,
     right: torch.Tensor,
     outliers: torch.Tensor | None = None,
-    exact: torch.Tensor | None = None,
+    exact_columns: torch.Tensor | None = None,
     seed: int | None = None,
 ) -> torch.Tensor:
     """Compute `reference_products.product`."""
@@ -46,8 +46,8 @@ def product(
         added = (None, None, 0) if values is None else (values[rows], columns[matrices], count)
         arguments = {"sums": sums, "rows": sums.shape[1], "scales": (row_scales[rows], column_scales[matrices])}
         all_passes().finish_products(rows.stop - rows.start, n, **arguments, outliers=added, result=outputs[rows])
-    if exact is not None:
-        _put_columns(result, left, right, exact)
+    if exact_columns is not None:
+        _put_columns(result, left, right, exact_columns)
     return result
 
 
@@ -106,10 +106,10 @@ def _features(matrices: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     return features.masked_fill_((places < 0)[..., None, :], 0)
 
 
-def _put_columns(result: torch.Tensor, left: torch.Tensor, right: torch.Tensor, exact: torch.Tensor) -> None:
+def _put_columns(result: torch.Tensor, left: torch.Tensor, right: torch.Tensor, exact_columns: torch.Tensor) -> None:
     """Compute `reference_products.put_columns` faster."""
-    if exact.ndim == 1:  # left, a gradient, is transposed in memory: this product reads it once, in float32
-        result[:, exact] = reference_products.exact_product(right[exact], left).mT.to(result.dtype)
+    if exact_columns.ndim == 1:  # left, a gradient, is transposed in memory: this product reads it once, in float32
+        result[:, exact_columns] = reference_products.exact_product(right[exact_columns], left).mT.to(result.dtype)
         return
-    for of_matrix in zip(result, left, right, exact, strict=True):  # one matrix in float32 fits a cache
+    for of_matrix in zip(result, left, right, exact_columns, strict=True):  # one matrix in float32 fits a cache
         reference_products.put_columns(*of_matrix)

@@ -30,7 +30,7 @@ def add(state: State, alpha: float, listed: bool = True) -> torch.Tensor:
     if broken:
         raise NotFinite(broken - 1)
     if listed:
-        state.found.append(state.place, _values_of(x, hits, alpha))
+        state.found.append(state.label, _values_of(x, hits, alpha))
     return hits
 
 

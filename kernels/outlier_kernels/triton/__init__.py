@@ -49,13 +49,13 @@ class _Rooms(threading.local):
 _rooms = _Rooms()
 
 
-def room(make: Callable, device: torch.device, *sizes: int, place: int = 0):
-    """Return the result of `make` for a device and sizes, made once per stream and place.
+def room(make: Callable, device: torch.device, *sizes: int, buffer: int = 0):
+    """Return the scratch memory that `make` allocates for a device and sizes, once per stream and number of a buffer.
 
     It is kept for good, because a captured graph would continue to use it: round sizes that vary up to powers of two.
     """
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    key = make, device, stream, place, *sizes
+    key = make, device, stream, buffer, *sizes
     if key not in _rooms.made:
         _rooms.made[key] = make(device, *sizes)
     return _rooms.made[key]

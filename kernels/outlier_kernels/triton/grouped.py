@@ -33,7 +33,7 @@ def grouped_linear(
 ) -> torch.Tensor:
     """Compute `reference.grouped_linear` in two launches, without synchronizing host and device."""
     n, (experts, outputs, _) = len(rows), weight.codes.shape
-    quantized = quantize_rows(rows, place=0)
+    quantized = quantize_rows(rows, buffer=0)
     padded, result = quantized.codes.stride(0), rows.new_empty(n, outputs)
     tile = tiles.choose(experts, triton.cdiv(n, experts), outputs, rows.itemsize <= 2, rows.device)
     tile = tile._replace(

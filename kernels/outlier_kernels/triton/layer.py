@@ -39,10 +39,10 @@ def linear(
     if threshold is not None:
         outliers = find_outliers(hidden_states, threshold, not activations.per_row)
         left_out, limits = outliers.flags, outliers.limits
-    quantized = quantize(hidden_states, activations, left_out, limits, place=0)
+    quantized = quantize(hidden_states, activations, left_out, limits, buffer=0)
     if exact is None:
         return multiply(quantized, weight, hidden_states, weight.codes, outliers, bias)
-    weight = quantize(exact.weight, exact.quantizer, left_out, place=1)
+    weight = quantize(exact.weight, exact.quantizer, left_out, buffer=1)
     return multiply(quantized, weight, hidden_states, exact.weight, outliers, bias)
 
 

@@ -26,7 +26,7 @@ def product(
     left: torch.Tensor,
     right: torch.Tensor,
     outliers: torch.Tensor | None = None,
-    exact: torch.Tensor | None = None,
+    exact_columns: torch.Tensor | None = None,
     seed: int | None = None,
 ) -> torch.Tensor:
     """Compute `reference_products.product` without synchronizing host and device: codes and sums bit for bit, outputs
@@ -35,16 +35,16 @@ def product(
     if outliers is not None:
         left_out = reference_products.flags_of(outliers, left.shape[-1]).to(torch.int8)
         listed = Outliers(left_out, outliers.contiguous())
-    of_left, of_right = quantize_rows(left, left_out=left_out, seed=seed), quantize_rows(right, left_out=left_out)
-    result = multiply(of_left, of_right, left, right, listed)
-    if exact is not None:
-        reference_products.put_columns(result, left, right, exact)
+    left_codes, right_codes = quantize_rows(left, left_out=left_out, seed=seed), quantize_rows(right, left_out=left_out)
+    result = multiply(left_codes, right_codes, left, right, listed)
+    if exact_columns is not None:
+        reference_products.put_columns(result, left, right, exact_columns)
     return result
 
 
 def multiply(
-    of_left: Quantized,
-    of_right: Quantized,
+    left_codes: Quantized,
+    right_codes: Quantized,
     left: torch.Tensor,
     right: torch.Tensor,
     outliers: Outliers | None = None,
@@ -54,10 +54,10 @@ def multiply(
     of the outliers.
 
     Args:
-        of_left, of_right: the codes of (..., m, k) and (..., n, k); with zero points only for a single matrix. The
-            left codes may be followed by more rows.
+        left_codes, right_codes: the codes of (..., m, k) and (..., n, k); with zero points only for a single matrix.
+            The buffer of the left codes may have more rows than m.
         left: values of outliers in their precision: float (..., m, k).
-        right: the outliers' factors: float (..., n, k), or the codes of `of_right` for all features, to which its
+        right: the outliers' factors: float (..., n, k), or the codes of `right_codes` for all features, to which its
             scales are applied.
         outliers: the outlier features of each matrix; None for none.
         bias: (n,).
@@ -65,26 +65,26 @@ def multiply(
     Returns:
         (..., m, n) in the dtype of `left`.
     """
-    (m, features), n, padded = left.shape[-2:], right.shape[-2], of_left.codes.stride(-2)
+    (m, features), n, padded = left.shape[-2:], right.shape[-2], left_codes.codes.stride(-2)
     result = left.new_empty(*left.shape[:-1], n)
     four, other_four = as_four(left), as_four(right)
     matrices, heads = four.shape[:2].numel(), four.shape[1]
     few_digits = left.itemsize <= 2 and right.itemsize <= 2
-    tile = tiles.choose(matrices, m, n, few_digits and of_left.zero_point is None, left.device)
+    tile = tiles.choose(matrices, m, n, few_digits and left_codes.zero_point is None, left.device)
     tile = tile._replace(
         columns=min(tile.columns, max(LEAST_COLUMNS, triton.next_power_of_2(n))),
         depth=min(tile.depth, max(LEAST_DEPTH, triton.next_power_of_2(padded))),
     )
-    small = [None if part is None else part.contiguous() for part in (*of_right[1:], bias)]
+    small = [None if part is None else part.contiguous() for part in (*right_codes[1:], bias)]
     places, count = (None, None) if outliers is None else (outliers.places, outliers.count)
     most = 0 if places is None else places.shape[-1]
     from_list_to_list = 0 if places is None or places.ndim == 1 else most
     grid = matrices * triton.cdiv(m, tile.rows), triton.cdiv(n, tile.columns)
     launch(
-        *(multiply_codes, grid, four, other_four, tuple(of_left), (aligned(of_right.codes, padded), *small)),
+        *(multiply_codes, grid, four, other_four, tuple(left_codes), (aligned(right_codes.codes, padded), *small)),
         *(places, count, result, None if matrices == 1 else heads, (m, n, features, padded, most, from_list_to_list)),
         # A stride of 0 makes every row read the scale and zero point of the whole matrix.
-        *((int(of_left.scale.numel() > 1), int(of_right.scale.numel() > 1)), four.stride(), other_four.stride()),
+        *((int(left_codes.scale.numel() > 1), int(right_codes.scale.numel() > 1)), four.stride(), other_four.stride()),
         **tile.blocks,
         BLOCK_OUTLIERS=16,
         WHOLE=padded % tile.depth == 0,
@@ -114,8 +114,8 @@ def aligned(codes: torch.Tensor, padded: int) -> torch.Tensor:
 def multiply_codes(
     left,
     right,
-    of_left,
-    of_right,
+    left_codes,
+    right_codes,
     places,
     count,
     result,
@@ -131,8 +131,8 @@ def multiply_codes(
     WHOLE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    codes, scale, zero_point, code_sums = of_left
-    other_codes, other_scale, other_zero_point, other_code_sums, bias = of_right
+    codes, scale, zero_point, code_sums = left_codes
+    other_codes, other_scale, other_zero_point, other_code_sums, bias = right_codes
     rows, columns, features, padded, most, places_stride = sizes
     scale_stride, other_scale_stride = scale_strides
     feature_strides = strides[3], other_strides[3]
@@ -217,9 +217,9 @@ def sum_codes(codes, other_codes, padded, BLOCK_DEPTH: tl.constexpr, WHOLE: tl.c
             sums = tl.dot(tl.load(codes), tl.load(other_codes), sums, out_dtype=tl.int32)
         else:
             inside = feature < padded - start
-            of_left = tl.load(codes, mask=inside[None, :], other=0)
-            of_right = tl.load(other_codes, mask=inside[:, None], other=0)
-            sums = tl.dot(of_left, of_right, sums, out_dtype=tl.int32)
+            left_codes = tl.load(codes, mask=inside[None, :], other=0)
+            right_codes = tl.load(other_codes, mask=inside[:, None], other=0)
+            sums = tl.dot(left_codes, right_codes, sums, out_dtype=tl.int32)
         codes += BLOCK_DEPTH
         other_codes += BLOCK_DEPTH
     return sums
@@ -227,7 +227,8 @@ def sum_codes(codes, other_codes, padded, BLOCK_DEPTH: tl.constexpr, WHOLE: tl.c
 
 @triton.jit
 def sum_outliers(left, right, places, number, feature_strides, BLOCK_OUTLIERS: tl.constexpr):
-    """Sum over the outlier features the codes of the right, int32 (columns,), and the inputs, float32 (rows,)."""
+    """Return two sums over the outlier features, for the terms of zero points: of the right codes, int32 (columns,),
+    and of the inputs, float32 (rows,)."""
     other_sum = tl.zeros((right.shape[1],), tl.int32)
     input_sum = tl.zeros((left.shape[0],), tl.float32)
     for start in tl.range(0, number, BLOCK_OUTLIERS, num_stages=1):

@@ -30,7 +30,7 @@ def quantize(
     quantizer: Quantizer,
     left_out: torch.Tensor | None = None,
     limits: torch.Tensor | None = None,
-    place: int | None = None,
+    buffer: int | None = None,
 ) -> Quantized:
     """Compute `reference.quantize` to int8 (rows, features). Arguments are those of `quantize_rows`; limits that are
     not given are computed."""
@@ -38,7 +38,7 @@ def quantize(
         limits = None
     elif limits is None:
         limits = find_outliers(matrix, None, True, left_out).limits
-    return quantize_rows(matrix, quantizer.symmetric, left_out, limits=limits, place=place)
+    return quantize_rows(matrix, quantizer.symmetric, left_out, limits=limits, buffer=buffer)
 
 
 def quantize_rows(
@@ -47,7 +47,7 @@ def quantize_rows(
     left_out: torch.Tensor | None = None,
     seed: int | None = None,
     limits: torch.Tensor | None = None,
-    place: int | None = None,
+    buffer: int | None = None,
 ) -> Quantized:
     """Make codes of (..., m, k), int8, bit-identical to the reference, except that a NaN gets an arbitrary code (its
     scale is NaN or inf).
@@ -60,17 +60,17 @@ def quantize_rows(
         left_out: flags (..., k) of features that are left out: no range includes them, and their codes are 0.
         seed: for stochastic rounding of absmax codes, see `reference_products.quantize_rows`.
         limits: of the whole matrix, float32 (2,), if it has one scale; None for one scale per row.
-        place: number of a reused buffer for codes of (m, k), valid until its next use, which may have further rows;
+        buffer: number of a reused buffer for codes of (m, k), valid until its next use, which may have further rows;
             None for new memory.
     """
     four = as_four(matrices)
     batches, heads, rows, features = four.shape
     padded = triton.cdiv(features, ALIGNMENT) * ALIGNMENT
-    sizes = padded, int(symmetric), int(limits is None)
-    if place is None:
-        made = _empty(matrices.device, *matrices.shape[:-1], *sizes)
+    kind = symmetric, limits is None
+    if buffer is None:
+        made = _empty(matrices.device, *kind, *matrices.shape[:-1], padded)
     else:
-        made = room(_empty, matrices.device, triton.next_power_of_2(rows), *sizes, place=place)
+        made = room(_empty, matrices.device, *kind, triton.next_power_of_2(rows), padded, buffer=buffer)
     width = triton.next_power_of_2(padded)
     if four.stride(3) != 1 or width > WIDEST:
         width = STRIP if four.stride(3) == 1 else FEATURES
@@ -87,9 +87,10 @@ def quantize_rows(
     return made._replace(codes=made.codes[..., :features])
 
 
-def _empty(device: torch.device, *sizes: int) -> Quantized:
-    """Make room for codes. sizes: of the matrices, padded; whether codes are absmax; whether each row has a scale."""
-    *leading, padded, symmetric, per_row = sizes
+def _empty(device: torch.device, symmetric: bool, per_row: bool, *sizes: int) -> Quantized:
+    """Allocate codes. symmetric: whether they are absmax. per_row: whether each row has a scale. sizes: of the
+    matrices, with padded features."""
+    *leading, padded = sizes
     codes = torch.empty(*leading, padded, dtype=torch.int8, device=device)
     scale = torch.empty(*(leading if per_row else (1,)), 1, device=device)
     if symmetric:

@@ -35,18 +35,19 @@ class Report:
 
     def __init__(self, device: torch.device):
         self.device, self.table = device, torch.zeros(1 + 2 * MOST, dtype=torch.int32, device=device)
-        self.places: list[object] = []
+        self.labels: list[object] = []
         self.listed, self.expected = None, 0  # `expected`: upper bound of the listed hits
 
-    def begin(self, found: Found, place: object, entries: int) -> None:
-        """Reserve a place for one more state. entries: of the state if its hits are listed, otherwise 0."""
-        if len(self.places) == MOST or (self.listed is not None and self.expected + entries > len(self.listed)):
+    def begin(self, found: Found, label: object, entries: int) -> None:
+        """Reserve an entry of the report for one more state. entries: of the state if its hits are listed, otherwise
+        0."""
+        if len(self.labels) == MOST or (self.listed is not None and self.expected + entries > len(self.listed)):
             self.read(found)
         if entries and (self.listed is None or len(self.listed) < entries):
             free = torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else 0
             size = max(LEAST_ROOM, entries, free // (16 * HIT.itemsize))
             self.listed = torch.empty(size, 2, dtype=torch.int32, device=self.device)
-        self.places.append(place)
+        self.labels.append(label)
         self.expected += entries
 
     def read(self, found: Found) -> None:
@@ -55,24 +56,24 @@ class Report:
         Raises:
             NotFinite: one of the states holds NaN or inf.
         """
-        if not self.places:
+        if not self.labels:
             return
         count, *ends = self.table.tolist()
-        for place, feature in zip(self.places, ends[MOST:], strict=False):
+        for label, feature in zip(self.labels, ends[MOST:], strict=False):
             if feature >= 0:
-                raise NotFinite(feature, place)
+                raise NotFinite(feature, label)
         if count:
             hits = self.listed[:count].cpu().numpy().view(HIT)[:, 0].copy()  # the interpreter reuses the list
-            for place, of_state in zip(self.places, np.split(hits, ends[: len(self.places)]), strict=False):
-                found.append(place, of_state)
+            for label, of_state in zip(self.labels, np.split(hits, ends[: len(self.labels)]), strict=False):
+                found.append(label, of_state)
             self.table[:1].zero_()
-        self.places, self.expected = [], 0
+        self.labels, self.expected = [], 0
 
 
 def _report(state: State, listed: bool) -> Report:
     device, reports = state.x.device, state.found.reports
     report = reports.get(device) or reports.setdefault(device, Report(device))
-    report.begin(state.found, state.place, state.x.numel() if listed else 0)
+    report.begin(state.found, state.label, state.x.numel() if listed else 0)
     return report
 
 
@@ -85,7 +86,7 @@ def add(state: State, alpha: float, listed: bool = True) -> torch.Tensor:
     spaces = room(_spaces, x.device, triton.next_power_of_2(blocks), strips)
     launch(
         *(add_tile, (strips, blocks), x, state.ids, _kept(state.kept), tuple(state.statistics.values()), hits, spaces),
-        *(report.table, report.listed if listed else None, len(report.places) - 1),
+        *(report.table, report.listed if listed else None, len(report.labels) - 1),
         *((tokens, features, *x.stride()), float(alpha)),
         KEEPS=_keeps(state.kept),
         STATES=MOST,
@@ -124,9 +125,9 @@ def add_residual(state: State, limits: tuple[float, float], massive: torch.Tenso
     shift, offset = BITS[x.dtype]
     sums, sizes = (statistics["sum_of_max"], statistics["sum_of_ratios"]), (tokens, features, *x.stride())
     launch(
-        *(find_middle, grid, x, state.ids, state.kept, statistics["largest"], sums),
+        *(find_median, grid, x, state.ids, state.kept, statistics["largest"], sums),
         (floats, wholes, tickets, bins, median),
-        *(report.table, len(report.places) - 1, sizes),
+        *(report.table, len(report.labels) - 1, sizes),
         KEEPS=_keeps(state.kept),
         STATES=MOST,
         SHIFT=shift,
@@ -134,7 +135,7 @@ def add_residual(state: State, limits: tuple[float, float], massive: torch.Tenso
         **TILE,
     )
     if x.dtype == torch.float32:
-        launch(find_rest, grid, x, sums, (tickets, bins, median), sizes, SHIFT=shift, **TILE)
+        launch(find_median_bits, grid, x, sums, (tickets, bins, median), sizes, SHIFT=shift, **TILE)
     launch(find_massive, grid, x, statistics["massive"], massive, median, sizes, *map(float, limits), **TILE)
 
 
@@ -218,11 +219,11 @@ def add_tile(
             parts = start + tl.arange(0, 8)
             within = (parts < blocks)[:, None] & of_feature[None, :]
             places = parts[:, None].to(tl.int64) * features + feature[None, :]
-            least = tl.minimum(least, tl.min(left(floats, places, within, float("inf")), axis=0))
-            most = tl.maximum(most, tl.max(left(floats + others, places, within, float("-inf")), axis=0))
-            count += tl.sum(left(wholes, places, within, 0), axis=0)
-            sums += tl.sum(left(doubles, places, within, 0.0), axis=0)
-            squares += tl.sum(left(doubles + others, places, within, 0.0), axis=0)
+            least = tl.minimum(least, tl.min(load_stored(floats, places, within, float("inf")), axis=0))
+            most = tl.maximum(most, tl.max(load_stored(floats + others, places, within, float("-inf")), axis=0))
+            count += tl.sum(load_stored(wholes, places, within, 0), axis=0)
+            sums += tl.sum(load_stored(doubles, places, within, 0.0), axis=0)
+            squares += tl.sum(load_stored(doubles + others, places, within, 0.0), axis=0)
         first = tl.load(x + feature.to(tl.int64) * feature_stride, mask=of_feature, other=0).to(tl.float32)
         first = first.to(tl.float64)
         tl.store(lows + feature, tl.minimum(tl.load(lows + feature, mask=of_feature), least), mask=of_feature)
@@ -244,13 +245,13 @@ def add_tile(
         of_programs = tl.zeros((1024,), tl.float32)
         for start in range(0, programs, 1024):
             part = start + tl.arange(0, 1024)
-            of_programs = tl.maximum(of_programs, left(rests, part, part < programs, 0.0))
+            of_programs = tl.maximum(of_programs, load_stored(rests, part, part < programs, 0.0))
         tl.store(rest_largest, tl.maximum(tl.load(rest_largest), tl.max(of_programs)))
         join_kurtoses(of_tensor, of_token, of_blocks, blocks, tokens, features)
 
 
 @triton.jit
-def find_middle(
+def find_median(
     x,
     ids,
     kept,
@@ -268,6 +269,8 @@ def find_middle(
     FEATURES: tl.constexpr,
     STEPS: tl.constexpr,
 ):
+    """Count the magnitudes in the bins of a histogram of their upper bits, and find the bin that holds the median; it
+    determines the median in 16 bits, `find_median_bits` finds the rest in 32. Keep and report the largest magnitude."""
     floats, wholes, tickets, bins, median = spaces
     tokens, features, _, _ = sizes
     strip, block, strips, programs = tl.program_id(0), tl.program_id(1), tl.num_programs(0), tl.num_programs(1)
@@ -302,9 +305,10 @@ def find_middle(
 
 
 @triton.jit
-def find_rest(
+def find_median_bits(
     x, sums, spaces, sizes, SHIFT: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr, STEPS: tl.constexpr
 ):
+    """Find the lower bits of the median by a second histogram, of the magnitudes in its bin."""
     tickets, bins, median = spaces
     chosen, feature = tl.load(median), tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
     for step in range(STEPS):
@@ -333,6 +337,7 @@ def find_massive(
     FEATURES: tl.constexpr,
     STEPS: tl.constexpr,
 ):
+    """Count the massive activations, by feature and by position, once the median is known."""
     middle = tl.load(median + 2).to(tl.float32, bitcast=True)
     most = tl.load(median + 3).to(tl.float32, bitcast=True)
     if most > above:
@@ -396,7 +401,7 @@ def leave_entry(largest, entries, program, programs, strongest, of_most, feature
 
 
 @triton.jit
-def left(address, place, mask, other):
+def load_stored(address, place, mask, other):
     """Load numbers that other programs stored, bypassing the first-level cache."""
     return tl.load(address + place, mask=mask, other=other, cache_modifier=".cg")
 
@@ -408,25 +413,25 @@ def increase(address, value, mask):
 
 @triton.jit
 def join_entry(largest, strongest, entries, programs, x, ids, sizes, table, state, STATES: tl.constexpr):
-    """Replace the largest entry so far by that of a state, if it comes later in their order; write the state's report,
-    and return the magnitude."""
+    """Replace the largest entry so far by that of a state, if its numbers are lexicographically larger; write the
+    state's report, and return the magnitude."""
     most, first = tl.full((1024,), -1.0, tl.float32), tl.full((1024,), FAR, tl.int32)
     bad, earliest = first, first
     for start in range(0, programs, 1024):
         part = start + tl.arange(0, 1024)
-        most = tl.maximum(most, left(strongest, part, part < programs, -1.0))
-        bad = tl.minimum(bad, left(entries + 2 * programs, part, part < programs, FAR))
+        most = tl.maximum(most, load_stored(strongest, part, part < programs, -1.0))
+        bad = tl.minimum(bad, load_stored(entries + 2 * programs, part, part < programs, FAR))
     magnitude, broken = tl.max(most), tl.min(bad)
     for start in range(0, programs, 1024):
         part = start + tl.arange(0, 1024)
-        alike = left(strongest, part, part < programs, -1.0) == magnitude
-        first = tl.minimum(first, left(entries, part, (part < programs) & alike, FAR))
+        alike = load_stored(strongest, part, part < programs, -1.0) == magnitude
+        first = tl.minimum(first, load_stored(entries, part, (part < programs) & alike, FAR))
     feature = tl.min(first)
     for start in range(0, programs, 1024):
         part = start + tl.arange(0, 1024)
-        alike = left(strongest, part, part < programs, -1.0) == magnitude
-        alike &= left(entries, part, part < programs, FAR) == feature
-        earliest = tl.minimum(earliest, left(entries + programs, part, (part < programs) & alike, FAR))
+        alike = load_stored(strongest, part, part < programs, -1.0) == magnitude
+        alike &= load_stored(entries, part, part < programs, FAR) == feature
+        earliest = tl.minimum(earliest, load_stored(entries + programs, part, (part < programs) & alike, FAR))
     position, finite = tl.min(earliest), broken == FAR
     value = tl.load(x + position.to(tl.int64) * sizes[2] + feature.to(tl.int64) * sizes[3], mask=finite)
     value, token = value.to(tl.float32), tl.load(ids + position, mask=finite)
@@ -456,10 +461,10 @@ def leave_kurtoses(of_blocks, powers, block, blocks, strips, tokens, features, T
         part = start + tl.arange(0, 16)
         within = (part < strips)[:, None] & (token < tokens)[None, :]
         place = part[:, None].to(tl.int64) * 4 * tokens + token[None, :]
-        first += tl.sum(left(powers, place, within, 0.0), axis=0)
-        second += tl.sum(left(powers + tokens, place, within, 0.0), axis=0)
-        third += tl.sum(left(powers + 2 * tokens, place, within, 0.0), axis=0)
-        fourth += tl.sum(left(powers + 3 * tokens, place, within, 0.0), axis=0)
+        first += tl.sum(load_stored(powers, place, within, 0.0), axis=0)
+        second += tl.sum(load_stored(powers + tokens, place, within, 0.0), axis=0)
+        third += tl.sum(load_stored(powers + 2 * tokens, place, within, 0.0), axis=0)
+        fourth += tl.sum(load_stored(powers + 3 * tokens, place, within, 0.0), axis=0)
     found = kurtosis(first / features, second / features, third / features, fourth / features)
     found, of_blocks = tl.where(token < tokens, found, 0.0), of_blocks + block
     for rest in range(2):
@@ -477,7 +482,7 @@ def join_kurtoses(of_tensor, of_token, of_blocks, blocks, tokens, features):
     for start in range(0, blocks, 64):
         part = start + tl.arange(0, 64)
         within = (number < SUMS)[:, None] & (part < blocks)[None, :]
-        sums += tl.sum(left(of_blocks, number[:, None] * blocks + part[None, :], within, 0.0), axis=1)
+        sums += tl.sum(load_stored(of_blocks, number[:, None] * blocks + part[None, :], within, 0.0), axis=1)
     for rest in range(2):
         count = (tokens - rest).to(tl.float64) * features
         first, second = one_of(sums, 4 * rest) / count, one_of(sums, 4 * rest + 1) / count

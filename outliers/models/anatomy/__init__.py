@@ -136,31 +136,35 @@ def _class_named(config: PretrainedConfig) -> type[PreTrainedModel] | None:
 class Projection(NamedTuple):
     """A linear projection of a layer, a `Linear` or `Conv1D`, or another module that reads a hidden state.
 
-    layer: the number of its layer. role: that of the hidden state that it reads. path: its path in the model. inputs:
-    the number of the stack whose positions its input has. state: the number of the hidden state among those of the role
-    in this layer. expert: the number of the expert that it belongs to, whose input has only the tokens that chose it.
+    Routers and the modules that hold a layer's experts are such readers too.
+
+    layer: the number of its layer. role: that of the hidden state that it reads. path: its path in the model.
+    position_stack: the number of the stack whose positions its input has. state: the number of the hidden state among
+    those of the role in this layer. expert: the number of the expert that it belongs to, whose input has only the
+    tokens that chose it.
     """
 
     layer: int
     role: str
     path: str
     module: nn.Module
-    inputs: int = 0
+    position_stack: int = 0
     state: int = 0
     expert: int | None = None
 
     @property
-    def place(self) -> tuple[int, str]:
-        """The layer and the role of the hidden state, numbered from the second one of a role on. A state that only one
-        expert reads is named after the expert."""
+    def layer_state(self) -> tuple[int, str]:
+        """The layer and the hidden state that the projection reads, such as (3, "ffn_in"), and (3, "ffn_in 2") for the
+        second state of the role; a state that only one expert reads is (3, "ffn_out of expert 5")."""
         if self.expert is not None and self.role != "ffn_in":
-            return self.own_place
+            return self.expert_state
         return self.layer, f"{self.role} {self.state + 1}" if self.state else self.role
 
     @property
-    def own_place(self) -> tuple[int, str]:
-        """The place of the hidden state restricted to the tokens of the projection's expert, if it belongs to one."""
-        return self.place if self.expert is None else (self.layer, f"{self.role} of expert {self.expert}")
+    def expert_state(self) -> tuple[int, str]:
+        """The same, restricted to the tokens of the projection's expert: (3, "ffn_in of expert 5") for an expert that
+        reads (3, "ffn_in")."""
+        return self.layer_state if self.expert is None else (self.layer, f"{self.role} of expert {self.expert}")
 
 
 def _families(kind: str) -> list[Family]:
@@ -540,16 +544,16 @@ def projections(model: PreTrainedModel, only: int | None = None) -> Iterator[Pro
     for layer in layers_of(model):
         for role in QUANTIZED if only in (None, layer.number) else ():
             for name in getattr(layer.anatomy, role):
-                yield in_layer(layer, role, name)
+                yield reader_at(layer, role, name)
 
 
-def in_layer(layer: Layer, role: str, name: str) -> "Projection":
-    """Return the part of a layer that reads a hidden state of a role, by its path in the layer."""
+def reader_at(layer: Layer, role: str, name: str) -> "Projection":
+    """Return the reader of a hidden state of a role, by its path in the layer."""
     anatomy, path, module = layer.anatomy, f"{layer.path}.{name}", layer.module.get_submodule(name)
     inside = name.removeprefix(f"{anatomy.experts}.") if anatomy.experts else name
     expert = int(inside.partition(".")[0]) if inside != name else None
-    inputs, state = layer.stack - (role == "cross_kv"), anatomy.states.get(name, 0)
-    return Projection(layer.number, role, path, module, inputs, state, expert)
+    position_stack, state = layer.stack - (role == "cross_kv"), anatomy.states.get(name, 0)
+    return Projection(layer.number, role, path, module, position_stack, state, expert)
 
 
 def check_plain(projection: Projection) -> None:
@@ -589,14 +593,14 @@ def state_readers(model: PreTrainedModel, only: int | None = None) -> Iterator[P
     for layer in layers_of(model) if only is None else layers_of(model)[only : only + 1]:
         anatomy = layer.anatomy
         shared = [name for name in anatomy.router if name in anatomy.states]
-        yield from (in_layer(layer, "ffn_in", name) for name in shared)
+        yield from (reader_at(layer, "ffn_in", name) for name in shared)
         own = (name for name in anatomy.router if name not in shared)
-        yield from (in_layer(layer, ROUTER, name)._replace(state=number) for number, name in enumerate(own))
+        yield from (reader_at(layer, ROUTER, name)._replace(state=number) for number, name in enumerate(own))
         if anatomy.experts and not is_batched(experts := layer.module.get_submodule(anatomy.experts)):
             names = [name for name in anatomy.ffn_in if name.startswith(anatomy.experts)]
             path = f"{layer.path}.{anatomy.experts}"
             yield from (
-                in_layer(layer, "ffn_in", name)._replace(path=path, module=experts, expert=None) for name in names[:1]
+                reader_at(layer, "ffn_in", name)._replace(path=path, module=experts, expert=None) for name in names[:1]
             )
 
 

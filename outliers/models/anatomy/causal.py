@@ -31,7 +31,8 @@ def _predicted(block: Block, states: torch.Tensor) -> tuple[torch.Tensor, torch.
     return states_at_labels(block, states) if isinstance(block, Example) else (states[:-1], block[1:])
 
 
-def _places(block: Block) -> tuple[torch.Tensor, torch.Tensor]:
+def _targets(block: Block) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the ids of a block, and the positions of those that are predicted from the ones before."""
     if isinstance(block, Example):
         return block.ids, 1 + (block.labels != IGNORED).nonzero()[:, 0]
     return block, torch.arange(1, len(block))
@@ -44,5 +45,5 @@ CAUSAL = Family(
     _predicted,
     keywords={"use_cache": False},
     cache=NothingBefore(),
-    places=_places,
+    targets=_targets,
 )

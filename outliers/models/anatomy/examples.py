@@ -29,9 +29,10 @@ Block = torch.Tensor | Example  # for a causal language model token ids alone, w
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Examples of one length. ids: int64 (examples, T), or pixels; labels: int64 (examples, predicted); see `Example`.
+    """Examples of one length. ids: int64 (examples, T), or pixels; labels: int64 (examples, labels); see `Example`.
 
-    protocol: what is predicted, as rows record it behind how the text was cut; for pictures, alone. seeds: how many
+    protocol: what is predicted, such as "+masked", which rows append to the way in which the text was cut, as in
+    "first-blocks+masked"; that of pictures stands alone. seeds: how many
     times the text is repeated with other tokens predicted. sizes: the UTF-8 bytes of the text that the labels of each
     example stand for, int64 (examples,), if known.
     """
@@ -67,8 +68,8 @@ class Examples:
         return (self[number] for number in range(len(self)))
 
 
-def read_ids(block: Block | Examples) -> torch.Tensor:
-    """Return the token ids of a block, int64 (T,), or of examples, (examples, T)."""
+def input_ids(block: Block | Examples) -> torch.Tensor:
+    """Return the token ids of a block, int64 (T,), or of examples, (examples, T); of pictures the pixels."""
     return block.ids if isinstance(block, (Example, Examples)) else block
 
 

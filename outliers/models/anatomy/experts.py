@@ -67,8 +67,8 @@ class ExpertProjection(nn.Linear):
         return weight.T if self.is_transposed else weight
 
     @property
-    def is_passing(self) -> bool:
-        """Whether the weight is read for each call, so that nothing derived from it is worth keeping."""
+    def is_transient(self) -> bool:
+        """Whether the weight is read from its file for each call, so that nothing derived from it is worth keeping."""
         return is_in_pieces(self.owner())
 
     @property
@@ -172,7 +172,7 @@ def _grouped(
     first = next(experts._modules["0"].children())
     if not hasattr(first, "multiply_all") or not first.multiplies_all(hidden_states):
         return None
-    count, parts = number_of(experts), [one for name, one in experts._modules.items() if name.isdigit()]
+    count, parts = expert_count(experts), [one for name, one in experts._modules.items() if name.isdigit()]
     into, out = zip(*(expert._modules.values() for expert in parts), strict=True)
     if any(one._forward_hooks or one._forward_pre_hooks for one in (*parts, *into, *out)):
         return None
@@ -200,7 +200,7 @@ def _choices(experts: nn.Module, chosen: torch.Tensor) -> Iterator[tuple[int, to
 
     On the meta device, where no choice has a value, all tokens choose each expert that has a module.
     """
-    count, length = number_of(experts), len(chosen)
+    count, length = expert_count(experts), len(chosen)
     if chosen.is_meta:
         tokens = torch.arange(length, device=chosen.device)
         numbers = (number for number in range(count) if str(number) in experts._modules)
@@ -224,7 +224,7 @@ def _batched_by_projection(experts: nn.Module, hidden_states: torch.Tensor) -> t
     """
     unfold(experts)
     output = torch.zeros(hidden_states.shape, dtype=hidden_states.dtype, device=hidden_states.device)
-    for number, x in enumerate(hidden_states.chunk(number_of(experts))):
+    for number, x in enumerate(hidden_states.chunk(expert_count(experts))):
         tokens = torch.arange(len(x), device=x.device)
         tokens = tokens if x.is_meta else tokens[x.any(1)]
         expert = experts._modules.get(str(number))  # a pass that follows tensors has only the first one
@@ -267,9 +267,9 @@ def _with_others(
     """Compute the experts of each token as `by_projection`, and let the class compute choices beyond the experts with
     weights, such as experts that pass on their input."""
     output = by_projection(experts, hidden_states, chosen, weights)
-    others = chosen >= number_of(experts)
+    others = chosen >= expert_count(experts)
     if not others.is_meta and others.any():
-        chosen = chosen.where(others, number_of(experts))
+        chosen = chosen.where(others, expert_count(experts))
         output += forward(experts, hidden_states, chosen, weights * others)
     return output
 
@@ -297,7 +297,7 @@ def is_batched(experts: nn.Module) -> bool:
     return getattr(experts, "is_batched", False)
 
 
-def number_of(experts: nn.Module) -> int:
+def expert_count(experts: nn.Module) -> int:
     """Return the number of experts in a module that holds their weights."""
     down = experts._parameters.get("down_proj")
     return sum(map(str.isdigit, experts._modules)) if down is None else len(down)
@@ -307,7 +307,7 @@ def unfold(experts: nn.Module, first: int | None = None) -> None:
     """Give a module that holds the weights of experts a child for each of them, or for the first few, named by its
     number; do nothing if it has some already, or holds no experts."""
     if holds_experts(experts) and "0" not in experts._modules:
-        for number in range(number_of(experts) if first is None else first):
+        for number in range(expert_count(experts) if first is None else first):
             experts.add_module(str(number), Expert(experts, number).train(experts.training))
 
 
@@ -330,7 +330,7 @@ def settle(model: nn.Module) -> None:
 def set_weights(experts: nn.Module, name: str, stacked: torch.Tensor) -> None:
     """Copy the stacked weights or biases of all experts to those projections that have their own."""
     projection = name.removesuffix("_bias")
-    for number, tensor in zip(range(number_of(experts)) if "0" in experts._modules else (), stacked, strict=False):
+    for number, tensor in zip(range(expert_count(experts)) if "0" in experts._modules else (), stacked, strict=False):
         module = experts._modules[str(number)]._modules.get(projection)
         if module is None or isinstance(module, ExpertProjection):
             continue

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from transformers import Cache, PretrainedConfig, PreTrainedModel
 
-from outliers.models.anatomy.examples import Block, Example, read_ids
+from outliers.models.anatomy.examples import Block, Example, input_ids
 
 
 def two_tokens(_config: PretrainedConfig) -> Example:
@@ -30,8 +30,8 @@ class Family:
         cache: the cache for passes without training, if the models take one.
         subject: a module with `read`, the refused options `REFUSED`, and `READS_TEXT`; by default the file in
             `outliers.subjects` that has the family's name.
-        places: returns, for a block of text, the token ids around the predicted ones, int64 (T,), and the positions of
-            the predicted ones in it.
+        targets: returns, for a block of text, its token ids, int64 (T,), before any masks, and the positions
+            of the predicted ones in them.
         smallest: returns a block that every model of a configuration can read.
         check: raises UserError if a model of a configuration cannot read a block that is no text.
         ids: returns the ids at the positions of a stack's input, int64 (T,).
@@ -43,11 +43,11 @@ class Family:
     kinds: Collection[str]
     made_by: type
     predicted: Callable[[Block, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-    inputs: Callable[[PreTrainedModel, Block], tuple[torch.Tensor, ...]] = lambda _model, block: (read_ids(block),)
+    inputs: Callable[[PreTrainedModel, Block], tuple[torch.Tensor, ...]] = lambda _model, block: (input_ids(block),)
     keywords: Mapping[str, object] = field(default_factory=dict)
     cache: Cache | None = None
     subject: object = None
-    places: Callable[[Block], tuple[torch.Tensor, torch.Tensor]] | None = None
+    targets: Callable[[Block], tuple[torch.Tensor, torch.Tensor]] | None = None
     smallest: Callable[[PretrainedConfig], Block] = two_tokens
     check: Callable[[PretrainedConfig, Block], None] | None = None
     ids: Callable[[PretrainedConfig, torch.Tensor], torch.Tensor] = lambda _config, read: read

@@ -14,4 +14,4 @@ def _unmasked(block: Example) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.where(masked, block.labels, block.ids), masked.nonzero()[:, 0]
 
 
-MASKED = Family("masked", MODEL_FOR_MASKED_LM_MAPPING_NAMES, AutoModelForMaskedLM, states_at_labels, places=_unmasked)
+MASKED = Family("masked", MODEL_FOR_MASKED_LM_MAPPING_NAMES, AutoModelForMaskedLM, states_at_labels, targets=_unmasked)

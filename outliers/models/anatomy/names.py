@@ -13,7 +13,7 @@ def modules_of(model: PreTrainedModel) -> dict[LayerState, list[str]]:
     """Return the paths of the readers of each hidden state, and for the residual stream the layer that puts it out."""
     modules: dict[LayerState, list[str]] = {}
     for reader in (one for one in state_readers(model) if one.expert is None):
-        modules.setdefault(reader.place, []).append(reader.path)
+        modules.setdefault(reader.layer_state, []).append(reader.path)
     return modules | {(layer.number, RESIDUAL): [layer.path] for layer in layers_of(model)}
 
 

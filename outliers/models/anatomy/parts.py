@@ -12,9 +12,9 @@ from outliers.models.anatomy import (
     Projection,
     head_size,
     heads_of,
-    in_layer,
     layers_of,
     norms_are_in_the_residual_stream,
+    reader_at,
     shape_of,
 )
 from outliers.models.anatomy.row import config_of_stack
@@ -45,15 +45,15 @@ def parts(model: PreTrainedModel, layer: int) -> Iterator[Part]:
     """
     owner = layers_of(model)[layer]
     anatomy, config = owner.anatomy, config_of_stack(model.config, owner.anatomy)
-    attn_in = [in_layer(owner, "attn_in", name) for name in anatomy.attn_in]
+    attn_in = [reader_at(owner, "attn_in", name) for name in anatomy.attn_in]
     by_heads = _by_heads(attn_in, owner, config)
     for number, outputs in enumerate(by_heads):
         yield Part(QKV[number], attn_in[number % len(attn_in)], outputs)
     yield from (Part(MIXER, reader) for reader in attn_in if not by_heads)
     if anatomy.experts:
-        yield from (Part("router", in_layer(owner, "ffn_in", name)) for name in anatomy.router)
-        yield Part("experts", in_layer(owner, "ffn_in", anatomy.experts))
-    ffn_in = [reader for name in anatomy.ffn_in if (reader := in_layer(owner, "ffn_in", name)).expert is None]
+        yield from (Part("router", reader_at(owner, "ffn_in", name)) for name in anatomy.router)
+        yield Part("experts", reader_at(owner, "ffn_in", anatomy.experts))
+    ffn_in = [reader for name in anatomy.ffn_in if (reader := reader_at(owner, "ffn_in", name)).expert is None]
     if anatomy.fused_gate is None and ffn_in:
         raise UserError(
             f"which outputs of '{ffn_in[0].path}' are a gate is not known of this architecture; expected a projection "
@@ -64,7 +64,7 @@ def parts(model: PreTrainedModel, layer: int) -> Iterator[Part]:
         yield Part(GATE_UP[number - len(units)], ffn_in[number % len(ffn_in)], outputs)
     if not norms_are_in_the_residual_stream(model.config):
         for name, roles in anatomy.norms.items():
-            yield from (Part(NORMS[role], in_layer(owner, NORMS[role], name)) for role in roles if role in NORMS)
+            yield from (Part(NORMS[role], reader_at(owner, NORMS[role], name)) for role in roles if role in NORMS)
 
 
 def _by_heads(attn_in: list[Projection], layer: Layer, config: PretrainedConfig) -> list[torch.Tensor]:

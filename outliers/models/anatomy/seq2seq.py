@@ -25,5 +25,5 @@ SEQ2SEQ = Family(
     states_at_labels,
     _shifted,
     {"use_cache": False},
-    places=lambda block: (block.labels, (block.labels != IGNORED).nonzero()[:, 0]),  # all targets
+    targets=lambda block: (block.labels, (block.labels != IGNORED).nonzero()[:, 0]),  # all targets
 )

@@ -15,27 +15,27 @@ class StackView(NamedTuple):
     """Layers whose hidden states have the same positions.
 
     name: that of the stack, "" if the model has a single one; "cross" for what a decoder's layers read of the encoder.
-    layers: their numbers. inputs: the number of the stack that reads these positions. bidirectional: whether queries
-    attend to all keys.
+    layers: their numbers. position_stack: the number of the stack that reads these positions. bidirectional: whether
+    queries attend to all keys.
     """
 
     name: str
     layers: tuple[int, ...]
-    inputs: int
+    position_stack: int
     bidirectional: bool
 
     @property
-    def written(self) -> str:
-        """The layers as a place, such as layers.0:6."""
+    def place(self) -> str:
+        """The place of all layers, such as layers.0:6."""
         return f"layers.{self.layers[0]}:{self.layers[-1] + 1}"
 
     @property
     def cross(self) -> bool:
         return self.name == CROSS
 
-    def positions(self, model: PreTrainedModel, block: Block) -> torch.Tensor:
-        """Return the ids at the positions of a block, int64 (T,)."""
-        return ids_of(model, block)[self.inputs]
+    def ids(self, model: PreTrainedModel, block: Block) -> torch.Tensor:
+        """Return the ids at the positions of a block, int64 (T,): for "cross" those of the encoder."""
+        return ids_of(model, block)[self.position_stack]
 
 
 def stack_view_names(config: PretrainedConfig) -> list[str]:

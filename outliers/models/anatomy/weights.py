@@ -81,7 +81,7 @@ def device_of(model: PreTrainedModel) -> torch.device:
     return torch.device(hook.execution_device)
 
 
-def in_memory(module: nn.Module) -> nn.Module:
+def load_offloaded(module: nn.Module) -> nn.Module:
     """Load the offloaded weights of a module into it permanently, and return it; nothing else may use the module."""
     if is_offloaded(module):
         with align_module_device(module):

@@ -196,8 +196,9 @@ def with_one_value(header: GGUFHeader) -> GGUFHeader:
     return header._replace(fields=fields)
 
 
-def say_fields(config: PretrainedConfig, header: GGUFHeader, file: Path) -> list[str]:
-    """Set a configuration's attributes from the fields of a header; return the names of fields unknown to llama.cpp.
+def set_fields(config: PretrainedConfig, header: GGUFHeader, file: Path) -> list[str]:
+    """Set a configuration's attributes from the fields of a header; return the names of fields that neither this
+    function nor llama.cpp knows.
 
     Raises:
         UserError: a field has a value that a model of the configuration does not compute with, or one is missing.

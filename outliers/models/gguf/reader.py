@@ -27,9 +27,9 @@ from outliers.models.gguf.architectures import (
     without_next_tokens,
 )
 from outliers.models.gguf.experts import expert_tensors, joined_experts
-from outliers.models.gguf.fields import say_fields, with_one_value
+from outliers.models.gguf.fields import set_fields, with_one_value
 from outliers.models.gguf.header import GGUFHeader, Tensor, gguf_refusals, read_header, remembered
-from outliers.models.gguf.rotary import FREQUENCIES, say_rotary_parameters
+from outliers.models.gguf.rotary import FREQUENCIES, set_rotary_parameters
 from outliers.models.internals import (
     TENSOR_PROCESSORS,
     TensorProcessor,
@@ -80,11 +80,11 @@ def _read_config(file: Path) -> tuple[PretrainedConfig, list[str]]:
         config.vocab_size = next(tensor.shape[0] for tensor in header.tensors if tensor.name == "token_embd.weight")
     if hasattr(config, "dense_act_fn"):
         _correct_feed_forward(config, {tensor.name for tensor in header.tensors})
-    unread = say_fields(config, header, file)
+    unread = set_fields(config, header, file)
     config._name_or_path = str(file)
     if header.of_model("attention.scale") is None:
         _check_scale(config, file)
-    say_rotary_parameters(config, header, file)
+    set_rotary_parameters(config, header, file)
     return config, unread
 
 

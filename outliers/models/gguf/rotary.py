@@ -27,7 +27,7 @@ READ = (
 )
 
 
-def say_rotary_parameters(config: PretrainedConfig, header: GGUFHeader, file: Path) -> None:
+def set_rotary_parameters(config: PretrainedConfig, header: GGUFHeader, file: Path) -> None:
     """Set a configuration's rotary parameters from a file: base, number of rotated dimensions, and scaling."""
     if not getattr(config, "rope_parameters", None):
         if found := [key for key in READ if header.of_model(key) is not None]:

@@ -29,8 +29,8 @@ class Sizes(NamedTuple):
     """The sizes that follow from the configuration and from the code tensor of a weight (outputs, features).
 
     groups: number of groups of features, or of blocks of entries, that share a scale. scales: the shape of the scales
-    if it differs. fields: the part of `quantization_config` for this weight. shown: names of the fields to show in
-    messages.
+    in formats where `groups` does not determine it. fields: the part of `quantization_config` for this weight. shown:
+    names of the fields to show in messages.
     """
 
     outputs: int

@@ -69,10 +69,10 @@ class Lazy(NamedTuple):
         return torch.empty(self.shape, dtype=READ[self.dtype], device="meta")
 
 
-def read_safetensors(path: Path, readable: Callable[[], object]) -> tuple[dict, list[Lazy]]:
+def read_safetensors(path: Path, refusals: Callable[[], object]) -> tuple[dict, list[Lazy]]:
     """Return the metadata and the tensors of a safetensors file, after checking its header against its size.
 
-    readable: a context for reading tensors, which reports what is wrong with the file.
+    refusals: a context for reading tensors, which reports what is wrong with the file.
 
     Raises:
         OSError: the file cannot be read.
@@ -93,25 +93,25 @@ def read_safetensors(path: Path, readable: Callable[[], object]) -> tuple[dict, 
             raise ValueError(f"tensor '{key}' of the shape {shape} is from byte {start:,} to {end:,}")
         position = end
 
-        tensors.append(_stored(file, key, dtype, shape, start, end, readable))
+        tensors.append(_stored(file, key, dtype, shape, start, end, refusals))
     if position != file.size:
         raise ValueError(f"its tensors end at byte {position:,}, and the file at {file.size:,}")
     return metadata, tensors
 
 
 def _stored(
-    file: WeightFile, key: str, dtype: str, shape: tuple[int, ...], start: int, end: int, readable: Callable
+    file: WeightFile, key: str, dtype: str, shape: tuple[int, ...], start: int, end: int, refusals: Callable
 ) -> Lazy:
     """Return a tensor whose values are a range of bytes of a file."""
 
     def read() -> torch.Tensor:
-        with readable():
+        with refusals():
             return file.read(start, end).view(READ[dtype]).view(shape)
 
     def piece(number: int) -> Lazy:
         size = (end - start) // shape[0]
         first = start + number * size
-        return _stored(file, f"{key}[{number}]", dtype, (1, *shape[1:]), first, first + size, readable)
+        return _stored(file, f"{key}[{number}]", dtype, (1, *shape[1:]), first, first + size, refusals)
 
     return Lazy(key, shape, dtype, [(file, start, end)], read, piece=piece if len(shape) > 2 else None)
 

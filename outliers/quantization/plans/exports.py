@@ -179,7 +179,7 @@ def _words(scheme: Scheme, format: str) -> object:
         grouped = filter(None, [in_groups(f"{name}-{IN_GROUPS}") for name in SCHEMES])
         known = [other.name for other in [*SCHEMES.values(), *grouped] if other.quantizes and says(other) is not None]
         raise UserError(
-            f"'{format}' cannot express scheme '{scheme.name}' ({scheme.parts}); expected one that it can express: "
-            f"{', '.join(known)}"
+            f"'{format}' cannot express scheme '{scheme.name}' ({scheme.description}); expected one that it can "
+            f"express: {', '.join(known)}"
         )
     return words

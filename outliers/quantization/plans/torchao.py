@@ -33,7 +33,7 @@ def torchao_config(scheme: Scheme) -> "AOBaseConfig | None":
     group = quantization.PerGroup(scheme.weights.group) if scheme.weights.group else None
     weights = group or shares.get(scheme.weights.granularity)
     activations = scheme.activations and shares.get(scheme.activations.granularity)
-    match _numbers(scheme.activations), _numbers(scheme.weights):
+    match _format_and_scale(scheme.activations), _format_and_scale(scheme.weights):
         case None, numbers if numbers == INT8:
             return quantization.Int8WeightOnlyConfig(granularity=weights)
         case None, numbers if numbers in FEW_BITS and scheme.weights.per_row:
@@ -44,7 +44,7 @@ def torchao_config(scheme: Scheme) -> "AOBaseConfig | None":
     return None
 
 
-def _numbers(quantizer: Quantizer | None) -> str | None:
+def _format_and_scale(quantizer: Quantizer | None) -> str | None:
     """Return a quantizer's format and kind of scale, such as "int8 absmax"."""
     return quantizer and f"{quantizer.format} {'absmax' if quantizer.symmetric else 'zeropoint'}"
 

@@ -54,8 +54,8 @@ class RemedyKind:
     The actions are functions, or their locations as "module:name"; None for no action. around: computes the product of
     hidden states (tokens, features) from its number, the exact product and the quantized one. clips: changes hidden
     states after the transforms, from them, its number and the scheme. codes: returns the codes of a weight, from the
-    weight, its codes rounded to nearest, `Magnitudes`, the quantizer and its number. scheme: returns another scheme,
-    from the one that has the remedy and its number.
+    weight, its codes rounded to nearest, `InputSummary`, the quantizer and its number. scheme: returns another
+    scheme, from the one that has the remedy and its number.
     """
 
     number: RemedyNumber | None = None
@@ -78,7 +78,7 @@ class Transform(RemedyKind):
     Xiao et al., 2023; QuaRot).
 
     fit: returns the tensor that defines the change, such as a factor for each feature, which the layer keeps; from a
-    weight (outputs, features), `Magnitudes` if the transform is calibrated, and its number if it takes one.
+    weight (outputs, features), `InputSummary` if the transform is calibrated, and its number if it takes one.
     hidden_states: returns X T from X (tokens, features) and that tensor. weight: returns the weight times T⁻ᵀ from the
     weight (outputs, features) and that tensor. by_feature: whether each feature maps to one feature, so that the
     largest magnitudes are transformed like values; after other transforms nothing calibrated can follow. calibrated:

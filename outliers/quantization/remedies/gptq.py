@@ -4,13 +4,13 @@ import torch
 from outlier_kernels.formats import FORMATS, Quantizer
 from outlier_kernels.reference import Quantized, function_of
 
-from outliers.quantization.magnitudes import Magnitudes
+from outliers.quantization.magnitudes import InputSummary
 
 BLOCK = 128  # features whose errors are passed on to later features together
 
 
 def compensated(
-    weight: torch.Tensor, nearest: Quantized, known: Magnitudes, quantizer: Quantizer, damping: float
+    weight: torch.Tensor, nearest: Quantized, known: InputSummary, quantizer: Quantizer, damping: float
 ) -> Quantized:
     """Return the codes of a weight that change its outputs little, with the scales of the codes rounded to nearest.
 

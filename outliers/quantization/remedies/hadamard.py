@@ -30,17 +30,18 @@ def _drawn(width: int, seed: int) -> torch.Tensor:
     return torch.cat([signs, factor.flatten()])
 
 
-def rotate(matrix: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-    """Multiply rows (rows, features) by D · (H/√n ⊗ Q).
+def rotate(matrix: torch.Tensor, fitted: torch.Tensor) -> torch.Tensor:
+    """Multiply rows (rows, features) of a weight or of hidden states by D · (H/√n ⊗ Q).
 
-    D are the signs, H is the Hadamard matrix of size n, the largest power of two that divides the width, and Q is the
-    orthogonal factor. The same function transforms the other operand, because T⁻ᵀ = T for an orthogonal T. H is a
+    D are the signs and Q is the orthogonal factor of `fitted`, the result of `random_rotation`; H is the Hadamard
+    matrix of size n, the largest power of two that divides the width. One function transforms both operands of a
+    product, because T⁻ᵀ = T for an orthogonal T. H is a
     Kronecker product of small Hadamard matrices; each is applied along its own axis, the last one together with Q.
     """
     rows, width = matrix.shape
     power = _power_of_two(width)
-    signs, factor = made[:width], made[width:].view(width // power, -1)
-    matrix = (matrix.to(made.dtype) * signs).contiguous()
+    signs, factor = fitted[:width], fitted[width:].view(width // power, -1)
+    matrix = (matrix.to(fitted.dtype) * signs).contiguous()
     done, radix = 1, RADIX.get(matrix.device.type, 32)  # done: the product of the sizes of the factors applied so far
     while power > radix:
         matrix = _hadamard(radix, factor.dtype, factor.device) @ matrix.view(rows * done, radix, -1)

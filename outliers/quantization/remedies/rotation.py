@@ -8,13 +8,13 @@ the rotations, see `outliers.quantization.remedies.learning`.
 
 import torch
 
-from outliers.quantization.magnitudes import Magnitudes
+from outliers.quantization.magnitudes import InputSummary
 from outliers.quantization.remedies.hadamard import random_rotation, rotate
 
 SEED = 0  # of the matrices that learning starts from
 
 
-def fit(weight: torch.Tensor, magnitudes: Magnitudes, _steps: float) -> torch.Tensor:
+def fit(weight: torch.Tensor, magnitudes: InputSummary, _steps: float) -> torch.Tensor:
     """Return the learned matrix (size, size) of an input, where size is its features or a head's; or the parts of a
     Hadamard matrix if nothing was learned."""
     made = random_rotation(weight, SEED)

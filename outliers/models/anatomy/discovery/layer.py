@@ -23,7 +23,7 @@ from outliers.models.anatomy.discovery.flow import (
     ancestors,
     is_projection,
 )
-from outliers.models.anatomy.experts import Expert, holds_experts, number_of
+from outliers.models.anatomy.experts import Expert, expert_count, holds_experts
 from outliers.models.anatomy.row import Anatomy
 
 ROLES_OF = {  # by whether a branch mixes positions, and reads another stack's output
@@ -79,7 +79,7 @@ class FoundLayer:
             others = self._readers(name)
             if name not in self.weighted and others <= routers and (others or name in chosen | weighs):
                 routers.add(name)
-        routers |= self._mixes_of_streams(written - {*into}) if top in seen.wide() else set()
+        routers |= self._stream_mixers(written - {*into}) if top in seen.wide() else set()
         self.routers = tuple(name for name in self.calls if name in routers)
         self.reads = [name for name in into if name not in self.routers]
         self.memory = [name for name, call in self.calls.items() if MEMORY in call.history and name not in into]
@@ -98,8 +98,9 @@ class FoundLayer:
         behind = {name for name, call in self.calls.items() if self.stream not in call.history and name != projection}
         return {name for name in behind - self.weighted if projection in self.own(self.calls[name].history)}
 
-    def _mixes_of_streams(self, writes: set[str]) -> set[str]:
-        """Return the projections that contribute to no written output: they weigh streams."""
+    def _stream_mixers(self, writes: set[str]) -> set[str]:
+        """Return the projections that contribute to none of the outputs `writes` to the residual stream: they weigh the
+        parallel streams of hyper-connections."""
         fed, left = {*writes, *self.weighted}, [*writes]
         while left:
             call = self.calls[left.pop()]
@@ -200,7 +201,7 @@ class FoundLayer:
             apart=apart,
             shares=self._other_layers(),
         )
-        return _repeated_for_experts(anatomy, number_of(layer.get_submodule(experts))) if experts else anatomy
+        return _repeated_for_experts(anatomy, expert_count(layer.get_submodule(experts))) if experts else anatomy
 
     def _split(self, projections: Sequence[str], branches: Iterable[Branch]) -> tuple[Outputs | None, ...]:
         """Return the parts into which the outputs of the first projection are split, if it is the only reader of the
