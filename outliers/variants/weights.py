@@ -51,15 +51,14 @@ class Scaled(Variant):
         return {"weight": str(self.weight), "weight_factor": self.factor}
 
     def first_layer(self, model: "PreTrainedModel") -> int:
-        """Return the decoder layer of the weight; 0 for a weight outside the decoder layers."""
-        return self._layer(model) or 0
+        """Return the first layer that has the weight; 0 for a weight outside the layers."""
+        return min(self._layers(model), default=0)
 
-    def _layer(self, model: "PreTrainedModel") -> int | None:
-        from outliers.models.anatomy import anatomy_of
+    def _layers(self, model: "PreTrainedModel") -> list[int]:
+        """Return the layers that have the weight: several if it is shared, none if it is outside of all."""
+        from outliers.models.anatomy import layers_of
 
-        layers, _, inside = self.weight.path.partition(f"{anatomy_of(model.config).layers}.")
-        number = inside.partition(".")[0]
-        return int(number) if not layers and number.isdecimal() else None
+        return [layer.number for layer in layers_of(model) if self.weight.path.startswith(f"{layer.path}.")]
 
     def check(self, model: "PreTrainedModel") -> "torch.Tensor":
         """Return the weight in a model, which may be on the meta device.
@@ -95,11 +94,11 @@ class Scaled(Variant):
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
         from outliers.models.stream import is_streamed
 
-        number = self._layer(model)
-        if layer not in (None, number) and number is not None:
+        layers = self._layers(model)
+        if layers and layer not in (None, *layers):
             yield model
             return
-        if number is None and is_streamed(model):
+        if not layers and is_streamed(model):
             raise UserError(
                 f"'{self.weight.path}' is outside of the decoder layers, which alone change in a streamed model; leave "
                 "--stream out"
