@@ -45,7 +45,7 @@ class Unattended(Variant):
         def registered():
             for number, _, module, anatomy, _ in layers_of(model):
                 if layer in (None, number) and anatomy.attention is not None:
-                    masked = independent(partial(_masked, list(self.positions), anatomy.bidirectional))
+                    masked = independent(partial(_masked, self.positions, model, number, anatomy.bidirectional))
                     yield module.get_submodule(anatomy.attention).register_forward_pre_hook(masked, with_kwargs=True)
 
         with attached(registered()):
@@ -53,25 +53,37 @@ class Unattended(Variant):
 
 
 def _masked(
-    positions: list[int], bidirectional: bool, attention: "nn.Module", inputs: tuple, keywords: dict
+    positions: tuple[int, ...],
+    model: "PreTrainedModel",
+    layer: int,
+    bidirectional: bool,
+    attention: "nn.Module",
+    inputs: tuple,
+    keywords: dict,
 ) -> tuple[tuple, dict]:
     """Return the arguments of an attention module with positions masked for all other queries."""
     import torch
+    from transformers import Cache
 
     from outliers.models.hooks import MASKS
+    from outliers.quantization.caches import prefix_positions
 
     name = next(name for name in MASKS if name in inspect.signature(attention.forward).parameters)
     states = keywords["hidden_states"] if "hidden_states" in keywords else inputs[0]
     length, mask = states.shape[-2], keywords.get(name)
-    queries = torch.arange(length)[:, None]
-    keys = torch.tensor([position for position in positions if position < length], dtype=torch.int64)
+    cache = next((value for value in (*inputs, *keywords.values()) if isinstance(value, Cache)), None)
+    cached = cache.get_seq_length(getattr(attention, "layer_idx", layer)) if cache else 0  # tokens before these
+    count = cached + length
     if mask is None and bidirectional:
         mask = states.new_zeros(1, 1, length, length)
     elif mask is None:  # a fused kernel makes the causal mask itself
-        mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=states.device).tril()
-    before = mask.shape[-1] - length  # tokens of a prefix, which are not positions of the sequence
-    hidden = torch.zeros(length, before + length, dtype=torch.bool)
-    hidden[:, before + keys] = queries != keys
-    # The first position sees itself, so that its entry shows how visibility is coded: as False in masks of MPT.
-    unseen = not mask[0, ..., 0, 0].any() if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
+        mask = torch.ones(1, 1, length, count, dtype=torch.bool, device=states.device).tril(cached)
+    first = max(0, count - mask.shape[-1])  # the cache of a window forgets the keys before
+    prefix = prefix_positions(model)  # tokens that are not positions of the sequence
+    queries = torch.arange(cached, count)[:, None] - prefix
+    keys = torch.arange(first, first + mask.shape[-1]) - prefix
+    hidden = torch.isin(keys, torch.tensor(positions)) & (queries != keys)
+    # The first query sees itself, so that its entry shows how visibility is coded: as False in masks of MPT.
+    own = mask[0, ..., 0, cached - first]
+    unseen = not own.any() if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
     return inputs, keywords | {name: mask.masked_fill(hidden.to(mask.device), unseen)}

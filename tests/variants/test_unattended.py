@@ -1,13 +1,17 @@
 """Positions to which no later one attends."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
+from transformers import DynamicCache
 
 from outliers import load_model, perplexities, perplexity
 from outliers.config.experiment import Experiment
 from outliers.models.hooks import attention_hooks
 from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.subjects.causal import ModelWithText
+from outliers.variants.cached import Prefixed
 from outliers.variants.unattended import Unattended
 from tests.conftest import FIVE, slow_but
 from tests.small_models import make_model
@@ -27,6 +31,16 @@ def test_no_later_position_attends(case, blocks, tmp_path):
     assert without == pytest.approx(plain, rel=1e-5) != pytest.approx(with_all, rel=1e-5)
     model.save_pretrained(tmp_path)
     assert perplexities(stream_model(str(tmp_path)), blocks, [some]) == [without]
+
+
+@pytest.mark.parametrize("case", slow_but(["gpt_neo", "gemma2", "mpt", "llama"], ["gpt_neo", "gemma2"]))
+@pytest.mark.parametrize("before", [(), (5, 7)])
+def test_no_position_attends_where_earlier_ones_are_cached(case, before, blocks):
+    model, ids = make_model(case), blocks[:1]
+    with torch.no_grad(), Prefixed(before).on(model) if before else nullcontext(), Unattended((0, 3)).on(model):
+        cache = DynamicCache(config=model.config)
+        parts = [model(part, past_key_values=cache).logits for part in ids.tensor_split([5, 6], 1)]
+        torch.testing.assert_close(torch.cat(parts, 1), model(ids).logits)
 
 
 def test_a_position_behind_the_text_changes_nothing(blocks):
