@@ -9,7 +9,7 @@ import outliers
 from outliers import UserError, load_model, perplexities, perplexity, quantize, variant
 from outliers.config.experiment import Experiment
 from outliers.models.stream import AS_IT_IS, stream_model
-from outliers.subjects.causal import Causal
+from outliers.subjects.causal import ModelWithText
 from outliers.variants.term import Weight
 from outliers.variants.weights import Scaled
 from tests.conftest import C4, needs_shared, needs_smollm2
@@ -144,7 +144,7 @@ def test_embeddings_of_a_streamed_model_are_refused():
 
 def test_weights_of_the_second_stack_change_in_a_streamed_model():
     name = "pocket/t5-1.9m"
-    blocks = Causal(name, None, Experiment(name="text", block=32, blocks=2)).blocks
+    blocks = ModelWithText(name, None, Experiment(name="text", block=32, blocks=2)).blocks
     zeroed = variant("zero(decoder.block.1.layer.2.DenseReluDense.wo[3,:])")
     streamed, exact = perplexities(stream_model(name), blocks, [zeroed, AS_IT_IS])
     assert streamed == perplexities(load_model(name), blocks, [zeroed])[0] != exact
