@@ -21,7 +21,7 @@ from outliers.models.anatomy.stack_views import stack_view
 from outliers.models.names import POCKET
 from outliers.models.variant import AS_IT_IS
 from outliers.models.weight_files import WEIGHTS
-from outliers.runs.loaded import measured
+from outliers.runs.loaded import measure_loaded
 from outliers.variants.ablated import Ablated, Intervention
 from tests.conftest import CONFIGS, VARIANTS
 
@@ -46,7 +46,7 @@ def make_model(case: str, vocabulary: int = 100):
 def records_of(cells) -> list[dict]:
     """The values of cells of a model in memory."""
     cells = list(cells)
-    return measured(cells[0].subject, cells)
+    return measure_loaded(cells[0].subject, cells)
 
 
 def top1_softmax(model, blocks, interventions=None, variant=AS_IT_IS) -> list[float]:

@@ -17,7 +17,7 @@ from outliers.models.names import short_name
 from outliers.models.variant import AS_IT_IS, Variant
 from outliers.quantization.schemes import BASELINE, Scheme, get_scheme, scheme_fields
 from outliers.runs.rows import Row
-from outliers.runs.stages.trace import ablated_in, counted, traced_attention, where
+from outliers.runs.stages.trace import ablated_in, outlier_counts, traced_attention, where
 from outliers.subjects.causal import ModelWithText
 from outliers.subjects.cell import Cell, CellPlan, Stages
 from outliers.terminal.progress import with_bar
@@ -158,7 +158,7 @@ def _without_each(subject: ToAblate) -> Stages:
 def _stages(subject: ToAblate) -> Stages:
     experiment = subject.experiment
     (traced,) = yield [Cell(subject, EXACT, TraceMetric(roles=STREAM, alpha=experiment.alpha))]
-    counts = [count for count in counted(traced) if experiment.features or count["features"]]
+    counts = [count for count in outlier_counts(traced) if experiment.features or count["features"]]
     cross, counts = ([count for count in counts if (count.get("stack") == CROSS) is kind] for kind in (True, False))
     if cross and not experiment.features:
         listed = ", ".join(map(str, cross[0]["features"]))
@@ -278,7 +278,7 @@ def ablate(
     from outliers.metrics.perplexity import too_large
     from outliers.models.anatomy import features_of, has_attention
     from outliers.models.anatomy.stack_views import stack_view
-    from outliers.runs.loaded import measured
+    from outliers.runs.loaded import measure_loaded
     from outliers.subjects.given import Given
     from outliers.text.blocks import sequences
     from outliers.tracing.trace import trace
@@ -305,7 +305,7 @@ def ablate(
             variant = Ablated(change, places) if treatment.features else AS_IT_IS
             cells.append(Cell(subject, variant, metric(), {"treatment": number}))
     measurements: list[dict] = [dict(vars(treatment)) for treatment in treatments]
-    for record in measured(subject, cells):
+    for record in measure_loaded(subject, cells):
         if record["metric"] == LOG_PERPLEXITY:
             raise too_large(record["value"])
         if record.get("stack", view.name) == view.name:

@@ -261,7 +261,7 @@ def damage(
     """
     from outliers.metrics.damages import damages_of
     from outliers.quantization.convert import check_calibrated
-    from outliers.runs.loaded import measured
+    from outliers.runs.loaded import measure_loaded
     from outliers.subjects.given import Given
     from outliers.text.blocks import sequences
     from outliers.variants.draw import check_draws
@@ -285,5 +285,5 @@ def damage(
     subject = Given(model, blocks)
     cells = _cells(subject, [variant], by, draws, chosen)
     cells += _by_stack(subject, [variant], by, draws, chosen)
-    (damages,) = damages_of(measured(subject, cells)).values()
+    (damages,) = damages_of(measure_loaded(subject, cells)).values()
     return damages

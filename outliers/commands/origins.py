@@ -14,7 +14,7 @@ from outliers.metrics.records import Keys, Origins, TraceMetric
 from outliers.runs.rows import Row
 from outliers.runs.stages.readers import readers_stages
 from outliers.runs.stages.super_weights import massive_stages, weights_stages
-from outliers.runs.stages.trace import counted
+from outliers.runs.stages.trace import outlier_counts
 from outliers.subjects.causal import ModelWithText
 from outliers.subjects.cell import Cell, CellPlan, Stages
 from outliers.variants.quantized import EXACT
@@ -123,7 +123,7 @@ def _stages(subject: ToAccount) -> Stages:
     parts = subject.parts
     if not features or any(part.needs_outliers for part in parts):
         (traced,) = yield [Cell(subject, EXACT, TraceMetric(roles=STREAM, alpha=experiment.alpha, details=True))]
-        (count,) = counted(traced)
+        (count,) = outlier_counts(traced)
         features, outliers = features or standing_out(traced), count["features"]
     for part in parts:
         yield from part.stages(subject, features, outliers)
@@ -133,7 +133,7 @@ def standing_out(traced: Row) -> list[int]:
     """Return the outlier features, and the feature of the largest entry of the residual stream."""
     largest = [value for value in traced.values if value["metric"] == "residual.value"]
     massive = max(largest, key=lambda value: abs(value["value"]))["feature"]
-    return list(dict.fromkeys([*counted(traced)[0]["features"], massive]))
+    return list(dict.fromkeys([*outlier_counts(traced)[0]["features"], massive]))
 
 
 def _writers_stages(subject: ToAccount, features: Sequence[int], _outliers: Sequence[int]) -> Stages:

@@ -163,7 +163,7 @@ def plan(
         >>> found = outliers.plan(model, blocks[:1], "absmax", confirm=blocks[1:], cost=0.05, draws=2)
     """
     from outliers.quantization.convert import check_calibrated
-    from outliers.runs.loaded import measured
+    from outliers.runs.loaded import measure_loaded
     from outliers.subjects.given import Given
     from outliers.text.blocks import sequences
 
@@ -175,4 +175,4 @@ def plan(
     cost = check_share("cost", cost)
     search = Search(searched, confirmed, under, better, cost, by, draws)
     check_search(search)
-    return plan_of(measured(searched, plan_stages(search)), searched.name, cost, draws)
+    return plan_of(measure_loaded(searched, plan_stages(search)), searched.name, cost, draws)

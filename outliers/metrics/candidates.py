@@ -21,7 +21,7 @@ from outliers.models.stream import AS_IT_IS, Variant, is_streamed
 from outliers.quantization.linear import stored_weight
 from outliers.subjects.cell import Cell
 from outliers.subjects.model_cache import ModelCache
-from outliers.variants.term import Weight
+from outliers.variants.term import WeightEntry
 
 ROLE = "ffn_out"  # the input of the second feed-forward projection, which has the super weights
 
@@ -149,7 +149,7 @@ class _CandidateObserver:
 
     def chosen(self) -> list[dict]:
         """Return the candidates without duplicates, those by activations first."""
-        chosen: dict[Weight, dict] = {}
+        chosen: dict[WeightEntry, dict] = {}
         for candidate in [*self._by_activations(), *self._by_weights()]:
             chosen.setdefault(_place(candidate), candidate)
         return list(chosen.values())
@@ -211,7 +211,7 @@ class _Nearest:
             near = (distances <= distances.flatten().kthvalue(count).values).nonzero()
             near = near[distances[tuple(near.T)].argsort(stable=True)[:count]].tolist()  # the first ones among ties
             entries = [
-                (distances[place].item(), projection.layer, Weight(projection.path, *place), weight[place].item())
+                (distances[place].item(), projection.layer, WeightEntry(projection.path, *place), weight[place].item())
                 for place in map(tuple, near)
             ]
             self.found[number] = sorted(self.found[number] + entries)[: self.count]
@@ -228,8 +228,8 @@ def _plain_weight(projection: Projection) -> torch.Tensor:
     return stored_weight(plain).detach().float()
 
 
-def _place(candidate: dict) -> Weight:
-    return Weight(*(candidate[part] for part in Weight._fields))
+def _place(candidate: dict) -> WeightEntry:
+    return WeightEntry(*(candidate[part] for part in WeightEntry._fields))
 
 
 @inference

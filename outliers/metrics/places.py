@@ -46,9 +46,9 @@ def place_choices(model: PreTrainedModel, variant: Quantized | Cached | Against,
     alone. Only the names of the model's modules are read, no weights.
     """
     places = variant.places(model, field)
-    kinds = {ONLY: variant.alone_at}
+    kinds = {ONLY: variant.only_at}
     if len(places) > 1 and field not in ALONE:
-        kinds[WITHOUT] = variant.exact_at
+        kinds[WITHOUT] = variant.except_at
     return [PlaceChoice(kind, field, place, at(of)) for kind, at in kinds.items() for place, of in places.items()]
 
 
@@ -167,7 +167,7 @@ def _count(cell: Cell) -> int:
         raise UserError(
             f"'{variant.name}' has no places to quantize; expected a scheme that quantizes, such as absmax, or kv=int4"
         )
-    if variant.is_of_places:
+    if variant.is_limited:
         raise UserError(f"'{variant.name}' quantizes some places already; expected a scheme, or a cache, of all")
     if by not in variant.place_kinds and (variant.swaps or by != "expert"):
         raise UserError(

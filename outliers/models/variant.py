@@ -47,7 +47,7 @@ class Variant(Protocol):
         return ()
 
     @property
-    def is_of_places(self) -> bool:
+    def is_limited(self) -> bool:
         """Whether the variant is limited to some places."""
         return False
 

@@ -99,13 +99,13 @@ def verdicts_of(
 
     here: the model's name on this machine, or None if it is not here.
     """
-    protocols: dict[tuple, list[Fact]] = defaultdict(list)
+    facts_by_cell: dict[tuple, list[Fact]] = defaultdict(list)
     for fact in facts:
-        protocols[fact.cell_key].append(fact)
-    reasons = dict.fromkeys(protocols, NOT_HERE if model_cache else "--redraw measures nothing")
+        facts_by_cell[fact.cell_key].append(fact)
+    reasons = dict.fromkeys(facts_by_cell, NOT_HERE if model_cache else "--redraw measures nothing")
     if here and model_cache:
         reasons = {
-            key: key[0] and _measured(here, alike, folder, device, model_cache) for key, alike in protocols.items()
+            key: key[0] and _measured(here, alike, folder, device, model_cache) for key, alike in facts_by_cell.items()
         }
     rows = [
         row

@@ -17,7 +17,7 @@ NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # i
 LESS = "take a smaller --block, fewer schemes at once, --stream, or a machine with more"
 
 
-class Here:
+class LocalEngine:
     """An engine that runs tasks in this process, one after the other."""
 
     def __init__(self, bar: Progress, model_cache: ModelCache):
@@ -32,7 +32,7 @@ class Here:
         """Return each subject as a group of its own, because one model at a time is in memory."""
         return [[subject] for subject in subjects]
 
-    def parts(self, blocks: int, _cells: int) -> list[slice]:
+    def parts(self, blocks: int, _tasks: int) -> list[slice]:
         """Return one part, the whole text: a single process gains nothing from cutting it."""
         return [slice(0, blocks)]
 

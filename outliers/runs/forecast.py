@@ -77,26 +77,26 @@ class Need(NamedTuple):
 class ModelShape(NamedTuple):
     """Sizes of a model, as counts of numbers.
 
-    outside: weights outside the decoder layers. layer: weights of the largest layer. layers: number of layers.
-    projections, largest: weights of all projections and of the largest projection in that layer. parameter: numbers in
-    the largest parameter there, which may have the weights of all experts. experts, expert: weights of all experts of
-    that layer, and of one. features: input and output features of
-    these projections, summed. hidden: width of the residual stream. heads: attention heads. keys:
-    keys and values of one token in one layer. vocabulary: tokens.
+    outside: weights outside the decoder layers. layer: weights of the largest layer; of the same layer are projections,
+    largest_projection: weights of all its projections, and of the largest one; largest_parameter: its largest
+    parameter, which may hold the weights of all experts; experts, expert: weights of all experts, and of one;
+    projection_features: input and output features of all projections. layers: number of layers. hidden: width of the
+    residual stream. heads: attention heads. cached: keys and values of one token in one layer. vocabulary:
+    tokens.
     """
 
     outside: int
     layer: int
     layers: int
     projections: int
-    largest: int
-    parameter: int
+    largest_projection: int
+    largest_parameter: int
     experts: int
     expert: int
-    features: int
+    projection_features: int
     hidden: int
     heads: int
-    keys: int
+    cached: int
     vocabulary: int
 
     @property
@@ -106,7 +106,8 @@ class ModelShape(NamedTuple):
     def by_expert(self) -> "ModelShape":
         """Return the sizes in memory at once if a layer is read one expert at a time."""
         less = self.experts - self.expert
-        return self._replace(layer=self.layer - less, projections=self.projections - less, parameter=self.largest)
+        smaller = self._replace(layer=self.layer - less, projections=self.projections - less)
+        return smaller._replace(largest_parameter=self.largest_projection)
 
 
 class ModelRun(NamedTuple):
@@ -219,12 +220,14 @@ def need_of(model_run: ModelRun, room: FreeBytes) -> Need:
     most = max((codes + copies * itemsize for codes, copies in needs.per_weight), default=0)
     codes = layers * shape.projections * most
     tokens = needs.batch * model_run.block
-    passing = tokens * (shape.features + 2 * shape.hidden + needs.attention_matrices * shape.heads * model_run.block)
-    passing = max(passing, needs.logit_matrices * tokens * shape.vocabulary) + 2 * shape.largest * any(
+    attention = needs.attention_matrices * shape.heads * model_run.block
+    passing = tokens * (shape.projection_features + 2 * shape.hidden + attention)
+    passing = max(passing, needs.logit_matrices * tokens * shape.vocabulary) + 2 * shape.largest_projection * any(
         map(any, needs.per_weight)
     )
-    joined = FLOAT * (shape.parameter - shape.largest)  # experts that a file stores one by one, or in another dtype
-    memory = weights + joined + codes + itemsize * shape.layers * shape.keys * needs.cached + SLACK * FLOAT * passing
+    # Experts that a file stores one by one, or in another dtype, are joined.
+    joined = FLOAT * (shape.largest_parameter - shape.largest_projection)
+    memory = weights + joined + codes + itemsize * shape.layers * shape.cached * needs.cached + SLACK * FLOAT * passing
     # Hidden states and traced values of all blocks: each of the two is in one place as a whole.
     numbers = model_run.stream * model_run.block * model_run.blocks * shape.hidden
     states = [numbers * needs.variant_count * itemsize, numbers * needs.kept_states * FLOAT]

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from outliers.runs.engine import Here
+from outliers.runs.engine import LocalEngine
 from outliers.runs.planner import FailedCells, Planner
 from outliers.runs.rows import Row
 from outliers.runs.run import records
@@ -41,7 +41,7 @@ class NoRows:
         pass
 
 
-class LoadedEngine(Here):
+class LoadedEngine(LocalEngine):
     """An engine that raises the error of a task, and whose bar keeps the name of the Python function."""
 
     def name_of(self, _task: Task) -> str:
@@ -63,8 +63,8 @@ class LoadedPlanner(Planner):
         return {}
 
 
-def measured(subject: Given, cells: Iterable[Cell] | Stages) -> list[dict]:
-    """Return a flat dictionary for each value of some cells of a loaded model, in their order.
+def measure_loaded(subject: Given, cells: Iterable[Cell] | Stages) -> list[dict]:
+    """Measure cells of a loaded model, and return a flat dictionary for each value, in their order.
 
     Args:
         subject: the model with its blocks.

@@ -15,7 +15,7 @@ from outliers.errors import BadWeights, BrokenModel, EngineLost, MeasurementFail
 from outliers.metrics.measurement import Measurement, bundles_of
 from outliers.models.names import full_name
 from outliers.quantization.schemes import BASELINE
-from outliers.runs.engine import Here, tried
+from outliers.runs.engine import LocalEngine, tried
 from outliers.runs.forecast import ModelRun, model_run_of
 from outliers.runs.reprint import is_here
 from outliers.runs.rows import Row, Rows
@@ -45,13 +45,15 @@ CODE = "code"
 
 
 class Planner:
-    """One run of plans.
+    """A run of cell plans: it reads the rows that exist, measures all other cells, and writes their rows.
 
     rows: of the folder. engine: where tasks run. bar: of progress. experiment: the name that rows give as the
     experiment they were measured for. force: measure again what has rows.
     """
 
-    def __init__(self, rows: Rows, engine: "Here | Cluster", bar: Progress, experiment: str, force: bool = False):
+    def __init__(
+        self, rows: Rows, engine: "LocalEngine | Cluster", bar: Progress, experiment: str, force: bool = False
+    ):
         self.rows, self.engine, self.bar, self.experiment, self.force = rows, engine, bar, experiment, force
         self.subjects: dict[tuple, Subject] = {}  # the first of the subjects that may have equal weights
         self.refused: dict[str, str] = {}  # models that do not fit in memory, and why
@@ -330,7 +332,7 @@ class Planner:
         from outliers.runs.traces import TraceStore  # late, for few runs store one
 
         store, subject = TraceStore(self.rows.folder, cell, provenance), cell.subject
-        with store.turned(self.force):
+        with store.swap_in(self.force):
             with measuring(subject.experiment.device) as reading:
                 if not self.force:
                     store.find()

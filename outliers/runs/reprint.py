@@ -133,9 +133,10 @@ def reprint(key: str | None, *folders: Path) -> str | None:
 
 
 def show_page(folder: Path, request: str) -> None:
-    """Make a folder show the page of a request, beside the trace that it was made from.
+    """Make a folder show the page of a request, and the trace that the page was made from.
 
-    The files of the page shown before move to `earlier/`, and the files of this page back from there.
+    The files of the page shown before move to `earlier/`, and those of this page, and its trace, back from there.
+    request: the page's name by `page_request`.
     """
     shown = _read(folder)
     if shown and shown["request"] != request:

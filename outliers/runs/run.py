@@ -59,7 +59,7 @@ def run(
         >>> rows = outliers.run(outliers.Cells(models=["pocket/gpt2-0.1m"], metrics=["top1"], block=64, blocks=2))
     """
     check_room_for_imports()
-    from outliers.runs.engine import Here  # late: these import torch, which redrawing does not need
+    from outliers.runs.engine import LocalEngine  # late: these import torch, which redrawing does not need
     from outliers.runs.planner import Planner
     from outliers.subjects.model_cache import ModelCache
     from outliers.terminal.progress import Progress
@@ -74,7 +74,7 @@ def run(
     with (
         Rows(Path(out or experiment.folder)) as rows,
         Progress(0) if bar is None else nullcontext(bar) as bar,
-        Cluster(experiment, bar) if on_cluster else nullcontext(Here(bar, model_cache)) as engine,
+        Cluster(experiment, bar) if on_cluster else nullcontext(LocalEngine(bar, model_cache)) as engine,
     ):
         if experiment.model:
             _check_alone(experiment, rows)

@@ -48,7 +48,7 @@ class TraceStore:
         return self.traces[0].sequences if self.traces else 0
 
     @contextmanager
-    def turned(self, force: bool) -> Iterator[None]:
+    def swap_in(self, force: bool) -> Iterator[None]:
         """Move the traces of another request out of the folder, with all derived files, and those of this request back.
 
         If the context ends before a trace of this request is saved, the other traces return. Raises UserError if they

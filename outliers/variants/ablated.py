@@ -9,7 +9,7 @@ from outliers.criterion import STREAM, role_of
 from outliers.errors import UserError, shown
 from outliers.models.variant import Variant
 from outliers.quantization.schemes import BASELINE
-from outliers.variants.edges import NORMS, ROLES, Place, edges
+from outliers.variants.edges import NORMS, ROLES, Place, replaced_readers
 from outliers.variants.term import Term
 
 if TYPE_CHECKING:  # parsing a variant does not import torch, so that a mistake is reported at once
@@ -148,8 +148,7 @@ class Ablated(Variant):
         return self.intervention.method == "mean" and bool(self.intervention.features) and not self.intervention.means
 
     def knowing(self, *traces: "Trace") -> "Ablated":
-        """Return the ablation with feature means of the text of some traces, one for each stack; the method "mean"
-        needs them."""
+        """Return the ablation with the feature means of traces, one for each stack; the method "mean" needs them."""
         means = {place: mean for trace in traces for place, mean in feature_means(trace).items()}
         return replace(self, intervention=replace(self.intervention, means=means))
 
@@ -160,8 +159,8 @@ class Ablated(Variant):
 
     @property
     def at_attention(self) -> "Ablated | None":
-        """The ablation of the input of q/k/v if the places are whole roles; itself if only q, k or v read it; else
-        None."""
+        """The ablation whose effect on attention is measured layer by layer: of the input of q/k/v if the places are
+        whole roles; itself if only q, k or v read it; else None."""
         if set(self.where) <= ROLES.keys():
             return Ablated(self.intervention)
         return self if self.in_attention else None
@@ -176,7 +175,7 @@ class Ablated(Variant):
     def check(self, model: "PreTrainedModel") -> None:
         """Raise UserError if a model, which may be on the meta device, lacks a feature or a place."""
         self._check_features(model)
-        edges(model, self.where)
+        replaced_readers(model, self.where)
 
     def _check_features(self, model: "PreTrainedModel") -> None:
         from outliers.models.anatomy import check_features, features_of, shape_of
@@ -189,7 +188,7 @@ class Ablated(Variant):
             raise UserError(
                 f"'{self.name}' has features of the residual stream and units of an expert; expected places of one kind"
             )
-        read = edges(model, self.where).inputs if units else ()
+        read = replaced_readers(model, self.where).inputs if units else ()
         width = min(shape_of(part.module)[1] for part in read) if units else features_of(model)
         check_features(self.intervention.features, width)
 
@@ -198,7 +197,7 @@ class Ablated(Variant):
         if self.needs_trace:
             raise UserError("an ablation by the mean needs the means over the text; give it a trace: knowing(trace)")
         self._check_features(model)
-        with self.intervention.on(*edges(model, self.where, layer)):
+        with self.intervention.on(*replaced_readers(model, self.where, layer)):
             yield model
 
 

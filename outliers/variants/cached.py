@@ -73,7 +73,7 @@ class Cached(Variant):
         return "role", "layer", "head"
 
     @property
-    def is_of_places(self) -> bool:
+    def is_limited(self) -> bool:
         return any(format.layers or format.heads for format in self.formats if format)
 
     def places(self, model: "PreTrainedModel", field: str) -> dict[str | int, tuple[Formats, Formats | None]]:
@@ -102,10 +102,10 @@ class Cached(Variant):
     def _at(self, **places: tuple[range, ...]) -> Formats:
         return Formats(*(format and replace(format, **places) for format in self.formats))
 
-    def alone_at(self, place: tuple[Formats, Formats | None]) -> "Cached":
+    def only_at(self, place: tuple[Formats, Formats | None]) -> "Cached":
         return replace(self, formats=place[0])
 
-    def exact_at(self, place: tuple[Formats, Formats | None]) -> "Cached":
+    def except_at(self, place: tuple[Formats, Formats | None]) -> "Cached":
         return replace(self, formats=place[1])
 
     def check(self, model: "PreTrainedModel") -> None:

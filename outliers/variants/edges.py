@@ -1,4 +1,7 @@
-"""Places where features are replaced: whole roles, or selected projections, layers, heads or norms."""
+"""Places where features are replaced: whole roles, or selected projections, layers, heads or norms.
+
+An edge leads from a hidden state to a projection that reads it.
+"""
 
 import re
 from collections import Counter
@@ -50,21 +53,24 @@ class AtPlaces(Variant):
         return [f"{option}={'/'.join(getattr(self, option))}" for option in LIMITS if getattr(self, option)]
 
     @property
-    def is_of_places(self) -> bool:
+    def is_limited(self) -> bool:
         return bool(self.only)
 
-    def alone_at(self, place: str) -> Self:
+    def only_at(self, place: str) -> Self:
+        """Return the variant that changes projections at one place only."""
         return replace(self, only=(place,))
 
-    def exact_at(self, place: str) -> Self:
+    def except_at(self, place: str) -> Self:
+        """Return the variant that leaves a further place as it is."""
         return replace(self, skip=(*self.skip, place))
 
 
 class Place(NamedTuple):
-    """A selection of parts of decoder layers.
+    """A selection of readers in decoder layers.
 
-    layers: the first one, and the exclusive end; None for all. head: None for all. expert: the expert that the parts
-    belong to; None if they belong to no expert.
+    written: as in a variant's name. parts: kinds of readers, such as q or gate. layers: the first one, and the
+    exclusive end; None for all. head: None for all. expert: the expert that the parts belong to; None if they belong to
+    no expert.
     """
 
     written: str
@@ -120,14 +126,14 @@ class Place(NamedTuple):
                 raise UserError(f"place '{self.written}': layer {layer.number} has {expected}")
 
 
-class Edges(NamedTuple):
+class ReplacedReaders(NamedTuple):
     """The readers of replaced features: whole modules, and projections with the mask of the outputs that read them."""
 
     inputs: "list[Projection]"
     outputs: "list[tuple[Projection, torch.Tensor]]"
 
 
-def edges(model: "PreTrainedModel", written: Iterable[str], layer: int | None = None) -> Edges:
+def replaced_readers(model: "PreTrainedModel", written: Iterable[str], layer: int | None = None) -> ReplacedReaders:
     """Return the readers of a model, or of one layer, at some places; if all readers of a hidden state are chosen, they
     count as its role.
 
@@ -142,12 +148,12 @@ def edges(model: "PreTrainedModel", written: Iterable[str], layer: int | None = 
     expert_places = [place for place in places if place.expert is not None]
     places = [place for place in places if place.expert is None]
     every = list(state_readers(model, layer))
-    whole = Edges([reader for place in expert_places for reader in _in_experts(model, place, layer)], [])
+    whole = ReplacedReaders([reader for place in expert_places for reader in _in_experts(model, place, layer)], [])
     for number in range(len(decoder_layers(model))) if layer is None else (layer,):
         in_layer = [place for place in places if place.has(number)]
         roles = {place.written for place in in_layer} & ROLES.keys()
         others = [place for place in in_layer if place.written not in roles]
-        selected = _edges_of_layer(model, number, others, roles) if others else Edges([], [])
+        selected = _readers_in_layer(model, number, others, roles) if others else ReplacedReaders([], [])
         whole.inputs.extend(reader for reader in every if reader.layer == number and reader.role in roles)
         whole.inputs.extend(selected.inputs)
         whole.outputs.extend(selected.outputs)
@@ -174,10 +180,10 @@ def _in_experts(model: "PreTrainedModel", place: Place, layer: int | None) -> "l
     return [part for part in found if layer in (None, part.layer)]
 
 
-def _edges_of_layer(model: "PreTrainedModel", layer: int, places: list[Place], roles: set[str]) -> Edges:
+def _readers_in_layer(model: "PreTrainedModel", layer: int, places: list[Place], roles: set[str]) -> ReplacedReaders:
     """Return the readers at places of a layer, except those of whole roles.
 
-    A role is added to `roles` if all of its readers are chosen.
+    If all readers of a role are chosen, the role is added to `roles` instead.
     """
     import torch
 
@@ -210,7 +216,7 @@ def _edges_of_layer(model: "PreTrainedModel", layer: int, places: list[Place], r
     selected = {
         part.reader.path: part for part in in_layer if part.reader.role not in roles and outputs[part.reader.path].any()
     }
-    return Edges(
+    return ReplacedReaders(
         [part.reader for part in selected.values() if part.outputs is None],
         [(part.reader, outputs[path]) for path, part in selected.items() if part.outputs is not None],
     )

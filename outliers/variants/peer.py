@@ -51,12 +51,12 @@ class Peer(Variant):
         """Return the fields of a scheme; bitsandbytes multiplies outliers with dequantized weights."""
         return {"scheme": PEER, "alpha": self.alpha, "kernels": PEER, "outlier_weights": "dequantized"}
 
-    def served(self, *place: str | None) -> "PreTrainedModel":
+    def served(self, model: str, dtype: str, device: str, revision: str | None) -> "PreTrainedModel":
         """Load a model by its name, see `outliers.load_model`, and return it without its exact projections."""
         from outliers.models.load import load_model
         from outliers.quantization.peers import with_bitsandbytes
 
-        return with_bitsandbytes(load_model(*place), self.alpha)
+        return with_bitsandbytes(load_model(model, dtype, device, revision), self.alpha)
 
     @contextmanager
     def on(self, model: "PreTrainedModel", _layer: int | None = None) -> "Iterator[PreTrainedModel]":

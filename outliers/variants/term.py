@@ -19,9 +19,9 @@ _WRITTEN = re.compile(
 )
 
 
-class Weight(NamedTuple):
-    """An entry of a weight; a row or column if its output or input is None. path: of the weight's module in the
-    model."""
+class WeightEntry(NamedTuple):
+    """The position of an entry of a weight; of a row or column if its output or input is None. path: of the weight's
+    module in the model."""
 
     path: str
     output: int | None
@@ -39,7 +39,7 @@ class Term(NamedTuple):
     features: tuple[int, ...] = ()
     places: tuple[str, ...] = ()
     options: Mapping[str, int | float] = MappingProxyType({})
-    weight: Weight | None = None
+    weight: WeightEntry | None = None
 
     @classmethod
     def read(cls, written: str) -> "Term":
@@ -57,7 +57,7 @@ class Term(NamedTuple):
             raise UserError(f"'{written}' has an option twice; expected it once")
         if match["weight"]:
             place = (None if match[part] == ":" else int(match[part]) for part in ("output", "input"))
-            return cls(match["name"], (), (), options, Weight(match["weight"].removesuffix(".weight"), *place))
+            return cls(match["name"], (), (), options, WeightEntry(match["weight"].removesuffix(".weight"), *place))
         if match["alone"]:
             return cls(match["name"], (), tuple(match["alone"].split("/")), options)
         places = match["places"].replace(",", "/").split("/") if match["places"] else ()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from outliers.errors import UserError, unknown_name
 from outliers.models.variant import Variant
-from outliers.variants.term import Term, Weight
+from outliers.variants.term import Term, WeightEntry
 
 if TYPE_CHECKING:  # parsing a variant does not import torch
     import torch
@@ -22,7 +22,7 @@ class Scaled(Variant):
     whatever layout it is stored; (token, feature) for embeddings. Parameters that are tied to it change too.
     """
 
-    weight: Weight
+    weight: WeightEntry
     factor: float = 0.0
 
     @classmethod

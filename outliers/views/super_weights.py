@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from outliers.models.names import short_name
-from outliers.runs.stages.super_weights import BESIDE, compared
+from outliers.runs.stages.super_weights import BESIDE, cost_table
 from outliers.show.axes import cost_axis, name_places
 from outliers.show.claims import Claim, say, say_each
 from outliers.show.legends import legend
@@ -57,8 +57,8 @@ def weight_costs(found: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
 def controlled(costs: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of candidates that were compared with controls, without the scaled weights."""
-    compared = costs.loc[costs["treatment"] == "neuron", "candidate"]
-    return costs[costs["candidate"].isin(compared) & costs["treatment"].isin(list(TREATMENTS))]
+    cost_table = costs.loc[costs["treatment"] == "neuron", "candidate"]
+    return costs[costs["candidate"].isin(cost_table) & costs["treatment"].isin(list(TREATMENTS))]
 
 
 def weight_name(candidate: str, layer: int) -> str:
@@ -94,7 +94,7 @@ SINGLE = {
 
 def super_weights_section(rows: list[dict]) -> Section:
     """Show the search for super weights in one model; rows of other metrics are left out."""
-    costs = compared(rows)
+    costs = cost_table(rows)
     candidates = pd.DataFrame(map(_summed_up, _each(costs)))
     controlled = candidates.dropna(subset="neuron")
     kind, number = controlled["kind"].iloc[0], int(controlled["count"].max())
@@ -212,7 +212,7 @@ def super_weights_findings(rows: list[dict]) -> list[Finding]:
 
     Each finding belongs to the feature that the weight writes.
     """
-    costs = compared(rows)
+    costs = cost_table(rows)
     candidates = [_summed_up(candidate) for candidate in _each(costs)]
     treated = [_with_words(candidate) for candidate in candidates if not pd.isna(candidate.get("neuron"))]
     carrying = list(filter(_carries, treated))

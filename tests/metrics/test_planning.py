@@ -21,9 +21,9 @@ from outliers.runs.stages.plan import (
     Choice,
     Search,
     _choice,
-    _confirmed,
+    _confirmation_stages,
     _enough,
-    _left_out,
+    _removal_stages,
     exports_of,
     passes_of,
     plan_of,
@@ -106,7 +106,7 @@ def test_what_one_draw_makes_the_least_is_measured_with_all():
     """By a single draw the second member is spared best, by all draws the third; the first is clearly not."""
     once, drawn = {"a": 1.5, "b": 1.08, "c": 1.09}, {"b": (1.2, 0.05), "c": (1.1, 0.05)}
     choices = [choice(path, 1) for path in once]
-    stages = _left_out(LeftOut(), choices, math.log(1.05), [row_of(1.05, 0.05)])
+    stages = _removal_stages(LeftOut(), choices, math.log(1.05), [row_of(1.05, 0.05)])
     next(stages)
     asked = stages.send([row_of(1.0), *map(row_of, once.values())])
     measured = []
@@ -196,7 +196,7 @@ def test_other_blocks_add_as_few_as_suffice(needed, sizes):
     """Where the search expects that two more suffice each time; the last sets are halved."""
     every = [choice(str(number), 0.1) for number in range(9)]
     search = SimpleNamespace(cell_of=lambda *_: None, cells_of=lambda _, *sets: list(sets), allowed=lambda _exact: 1.0)
-    stages = _confirmed(search, every[:2], every[2:])
+    stages = _confirmation_stages(search, every[:2], every[2:])
     measured, cells = [], next(stages)[1:]
     with contextlib.suppress(StopIteration):
         while True:

@@ -16,12 +16,18 @@ from outliers.metrics.candidates import candidates
 from outliers.metrics.records import Candidates
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.quantization.linear import stored_weight
-from outliers.runs.loaded import measured
+from outliers.runs.loaded import measure_loaded
 from outliers.runs.run import show, stored_rows
-from outliers.runs.stages.super_weights import CONTROLLED, compared, scalings, super_weight_stages, treatments
+from outliers.runs.stages.super_weights import (
+    CONTROLLED,
+    cost_table,
+    scalings,
+    super_weight_stages,
+    treatments,
+)
 from outliers.subjects.given import Given
 from outliers.variants.massive import Massive
-from outliers.variants.term import Weight
+from outliers.variants.term import WeightEntry
 from outliers.views.account import account_section
 from outliers.views.massive import becomes_of
 from tests.small_models import make_model, make_tokenizer
@@ -59,7 +65,7 @@ def with_super_weight(case: str, seed: int):
 
 def section_of(model, blocks):
     given = Given(model, list(blocks))
-    records = measured(given, super_weight_stages(given))
+    records = measure_loaded(given, super_weight_stages(given))
     return account_section([record | {"model": "a/model"} for record in records])
 
 
@@ -125,10 +131,10 @@ def test_controls_are_the_ten_weights_of_the_model_that_are_nearest_in_magnitude
     model = with_super_weight(case, 0)
     found = [one for one in candidates(model, written_by(model, 0), Candidates()) if "nearest" in one]
     weights = {one.path: stored_weight(one.module) for one in projections(model) if one.role == "ffn_out"}
-    chosen = {str(Weight(one["path"], one["output"], one["input"])) for one in found}
+    chosen = {str(WeightEntry(one["path"], one["output"], one["input"])) for one in found}
     for one in found:
         others = [
-            (abs(abs(value) - abs(one["value"])), value, str(Weight(path, *divmod(place, weight.shape[1]))))
+            (abs(abs(value) - abs(one["value"])), value, str(WeightEntry(path, *divmod(place, weight.shape[1]))))
             for path, weight in weights.items()
             for place, value in enumerate(weight.flatten().tolist())
         ]
@@ -248,7 +254,7 @@ def test_account(name, as_kept):
 
 def test_what_both_parts_of_an_account_search_counts_once():
     records = ACCOUNTS["one super weight"]
-    assert len(compared([*records, *records])) == 2 * 7 + 3
+    assert len(cost_table([*records, *records])) == 2 * 7 + 3
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from outliers.models.hooks import attached, input_hooks
 from outliers.models.load import weights_hash
 from outliers.models.stream import stream_model
 from outliers.tracing.result import Trace
-from outliers.variants.edges import edges
+from outliers.variants.edges import replaced_readers
 from scripts.every_type import tiny
 from tests.models.test_types import small
 
@@ -117,7 +117,7 @@ def test_queries_of_a_latent_state_are_no_part_of_what_reads_the_stream():
     model = tiny("deepseek_v3")
     with pytest.raises(UserError, match=r"'heads\.0\.q': layer 0 has no such reader"):
         outliers.perplexities(model, BLOCKS, [outliers.variant("zero(3@heads.0.q)")])
-    whole, mixer = (edges(model, [place], 0) for place in ("attn_in", "layers.0.mixer"))
+    whole, mixer = (replaced_readers(model, [place], 0) for place in ("attn_in", "layers.0.mixer"))
     names = [one.path.rpartition(".")[2] for one in whole.inputs]
     assert whole == mixer and names == ["q_a_proj", "kv_a_proj_with_mqa"]
 

@@ -21,7 +21,7 @@ from outliers.commands.trace import Tracing
 from outliers.config.experiment import Experiment
 from outliers.runs import cluster
 from outliers.runs.cluster import Cluster
-from outliers.runs.engine import Here
+from outliers.runs.engine import LocalEngine
 from outliers.runs.forecast import PROCESS, FreeBytes, Need
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Rows
@@ -231,9 +231,9 @@ def test_emergence_measures_equal_weights_once(tmp_path):
 def test_of_equal_weights_the_first_name_is_measured(tmp_path, monkeypatch):
     """Whichever model a worker looked at first."""
     fields = {"models": [MODELS[0], str(own(tmp_path))], "block": 64, "blocks": 2}
-    forwards = Here.run
-    monkeypatch.setattr(Here, "run", lambda engine, cells: forwards(engine, list(cells)[::-1]))
-    monkeypatch.setattr(Here, "groups", lambda _engine, subjects: [subjects])
+    forwards = LocalEngine.run
+    monkeypatch.setattr(LocalEngine, "run", lambda engine, cells: forwards(engine, list(cells)[::-1]))
+    monkeypatch.setattr(LocalEngine, "groups", lambda _engine, subjects: [subjects])
     rows = run(Emergence(**fields), tmp_path / "backwards")
     assert {row["model"] for row in rows if "same_weights_as" in row} == {fields["models"][1]}
 

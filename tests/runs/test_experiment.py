@@ -14,7 +14,7 @@ from outliers.metrics import states
 from outliers.metrics.perplexity import Loss, perplexity
 from outliers.models.names import PACKAGED, POCKET, pocket_models
 from outliers.quantization.schemes import TABLE1
-from outliers.runs.engine import Here
+from outliers.runs.engine import LocalEngine
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.run import show, stored_rows
 from outliers.subjects.model_cache import ModelCache
@@ -208,7 +208,7 @@ def test_all_rows_of_a_model_are_of_the_same_weights(changed, tmp_path, monkeypa
         return {"weights_hash": "one" if len(seen) == 1 else "other"}
 
     if changed == "another part":
-        monkeypatch.setattr(Here, "parts", lambda _engine, _blocks, _cells: [slice(0, 1), slice(1, 4)])
+        monkeypatch.setattr(LocalEngine, "parts", lambda _engine, _blocks, _cells: [slice(0, 1), slice(1, 4)])
     else:
         monkeypatch.setattr(states.StatesMeasurement, "shared", lambda _measurement, cell: id(cell))
     monkeypatch.setattr(ModelCache, "weights", weights)

@@ -101,7 +101,7 @@ def test_every_architecture_has_a_shape(case):
     assert shape.layers == 2
     if case in CONFIGS:  # all layers of which are equal
         assert shape.weights == sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
-    assert 0 < shape.largest <= shape.projections < shape.layer
+    assert 0 < shape.largest_projection <= shape.projections < shape.layer
     assert need_of(asked(model.config, model=("pocket/gpt2-0.1m", None), block=8), MUCH).memory > PROCESS
 
 
@@ -173,7 +173,7 @@ def test_a_streamed_run_has_one_expert_of_a_layer_that_is_larger_than_its_memory
         need(config, MemoryNeeds((together("absmax"),)), block=32, blocks=8, stream=True, memory=memory).memory
         for memory in (4 * shape.layer, 4 * shape.layer - 1)
     ]
-    joined, others = 4 * (shape.parameter - shape.largest), of_experts - shape.expert
+    joined, others = 4 * (shape.largest_parameter - shape.largest_projection), of_experts - shape.expert
     assert needed[0] - needed[1] == (4 + 2) * others + others + joined  # half of the weights again in the heap
     assert 4 * shape.layer > states
 

@@ -30,7 +30,7 @@ from outliers.variants.cached import Cached, Prefixed
 from outliers.variants.edges import EDGE_PLACES
 from outliers.variants.massive import Massive
 from outliers.variants.peer import Peer
-from outliers.variants.term import Weight
+from outliers.variants.term import WeightEntry
 from outliers.variants.unattended import Unattended
 from outliers.variants.weights import Scaled
 from tests.small_models import make_model, sample_blocks, top1_softmax
@@ -221,7 +221,7 @@ ABLATIONS = st.builds(
 )
 WEIGHTS = st.builds(
     Scaled,
-    st.builds(Weight, st.sampled_from(["lm_head", "model.layers.11.mlp.down_proj"]), st.none() | NUMBER, NUMBER),
+    st.builds(WeightEntry, st.sampled_from(["lm_head", "model.layers.11.mlp.down_proj"]), st.none() | NUMBER, NUMBER),
     st.floats(allow_nan=False, allow_infinity=False),
 )
 PLANTS = st.builds(Planted, FEATURES, NUMBERS)
@@ -272,8 +272,10 @@ def test_a_writing_is_read_as_what_was_written(variant):
         "zero(247)": Ablated(Intervention((247,))),
         "shuffle(3@ffn_in,seed=1)": Ablated(Intervention((3,), "shuffle", 1), ("ffn_in",)),
         "zero(3@layers.9:12.k/norm)": Ablated(Intervention((3,)), ("layers.9:12.k", "norm")),
-        "zero(model.layers.11.mlp.down_proj[507,1229])": Scaled(Weight("model.layers.11.mlp.down_proj", 507, 1229)),
-        "scale(lm_head[:,3],factor=0.5)": Scaled(Weight("lm_head", None, 3), 0.5),
+        "zero(model.layers.11.mlp.down_proj[507,1229])": Scaled(
+            WeightEntry("model.layers.11.mlp.down_proj", 507, 1229)
+        ),
+        "scale(lm_head[:,3],factor=0.5)": Scaled(WeightEntry("lm_head", None, 3), 0.5),
         "plant(247,factor=20)": Planted((247,), 20.0),
         "massive(507@layers.11,value=-2.5,above=100)": Massive((507,), 11, -2.5, 100.0),
         "kv=int4": Cached(Formats(CacheFormat("int4"), CacheFormat("int4"))),

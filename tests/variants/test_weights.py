@@ -10,7 +10,7 @@ from outliers import UserError, load_model, perplexities, perplexity, quantize, 
 from outliers.config.experiment import Experiment
 from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.subjects.causal import ModelWithText
-from outliers.variants.term import Weight
+from outliers.variants.term import WeightEntry
 from outliers.variants.weights import Scaled
 from tests.conftest import C4, needs_shared, needs_smollm2
 from tests.gguf_files import save_gguf
@@ -123,7 +123,7 @@ def test_gguf(tmp_path, blocks):
 
 
 def test_fields():
-    one = Scaled(Weight("model.layers.1.mlp.up_proj", None, 3), 0.5)
+    one = Scaled(WeightEntry("model.layers.1.mlp.up_proj", None, 3), 0.5)
     assert one.fields() == {"weight": "model.layers.1.mlp.up_proj[:,3]", "weight_factor": 0.5}
 
 

@@ -15,7 +15,7 @@ from outliers.commands.trace import Tracing
 from outliers.criterion import OF_EVERY_STACK, PAPER
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
-from outliers.runs.engine import Here
+from outliers.runs.engine import LocalEngine
 from outliers.runs.frame import records_in
 from outliers.runs.rows import index
 from outliers.runs.run import records, rows_of, run
@@ -144,8 +144,8 @@ def test_a_trace_goes_on_where_it_stopped(tmp_path, constants, calls_of):
 def test_what_is_saved_of_a_trace_is_its_beginning(tmp_path, monkeypatch, constants):
     """Also where the last blocks arrive first, as from several machines."""
     want, _ = trace_model(Tracing(**TRACED), tmp_path / "forwards")
-    forwards, traced = Here.run, []
-    monkeypatch.setattr(Here, "run", lambda engine, cells: forwards(engine, list(cells)[::-1]))
+    forwards, traced = LocalEngine.run, []
+    monkeypatch.setattr(LocalEngine, "run", lambda engine, cells: forwards(engine, list(cells)[::-1]))
     constants("outliers.runs.planner", SECONDS_BETWEEN_SAVES=0)
     with monkeypatch.context() as patch:
 

@@ -70,13 +70,13 @@ class Choice(NamedTuple):
 class Search:
     """The settings of a search for a plan.
 
-    searched, confirmed: the model with the blocks of the search, and with others. under: the scheme. better: schemes
-    that projections may get before they stay exact. cost: allowed increase of perplexity, as a share. by: what to
-    minimize, "count" or "parameters". draws: of each perplexity of a set.
+    search_subject, confirm_subject: the model with the blocks of the search, and with other blocks that confirm it.
+    under: the scheme. better: schemes that projections may get before they stay exact. cost: allowed increase of
+    perplexity, as a share. by: what to minimize, "count" or "parameters". draws: number of draws of each perplexity.
     """
 
-    searched: Subject
-    confirmed: Subject
+    search_subject: Subject
+    confirm_subject: Subject
     under: Quantized
     better: tuple[Scheme, ...]
     cost: float
@@ -90,7 +90,7 @@ class Search:
         from outliers.models.skeleton import skeleton
 
         # a model in memory may lack layers of its configuration
-        model = getattr(self.searched, "loaded", None) or skeleton(self.searched.config)
+        model = getattr(self.search_subject, "loaded", None) or skeleton(self.search_subject.config)
         return {projection.path: math.prod(shape_of(projection.module)) for projection in projections(model)}
 
     def set_of(self, choices: Iterable[Choice]) -> Quantized:
@@ -115,7 +115,7 @@ class Search:
         return [self.cell_of(stage, self.set_of(choices), fields) for choices, fields in zip(sets, labels, strict=True)]
 
     def cell_of(self, stage: str, variant: Quantized, labels: dict) -> Cell:
-        subject = self.searched if stage == SEARCH else self.confirmed
+        subject = self.search_subject if stage == SEARCH else self.confirm_subject
         draws = 1 if stage == SINGLE else self.draws
         return Cell(subject, variant, Perplexity(draws=draws), {"stage": stage} | labels)
 
@@ -166,28 +166,27 @@ def plan_stages(search: Search) -> Stages:
     the last set on other blocks, with further projections until it costs little enough there too; and that set without
     each of its members.
     """
-    choices = yield from _choices(search)
-    chosen = yield from _searched(search, choices)
-    confirmed = yield from _confirmed(search, chosen, [choice for choice in choices if choice not in chosen])
-    yield from _left_out(search, *confirmed)
+    choices = yield from _choice_stages(search)
+    chosen = yield from _search_stages(search, choices)
+    confirmed = yield from _confirmation_stages(search, chosen, [choice for choice in choices if choice not in chosen])
+    yield from _removal_stages(search, *confirmed)
 
 
 def passes_of(search: Search) -> int:
     """Estimate the number of passes of a search over its blocks, fitted to stored plans."""
     alone = min(len(search.sizes), CANDIDATES)  # nearly all are candidates by both errors
-    confirmed = search.confirmed.span[1] / search.searched.span[1] * (search.draws * (2 + alone // 6) + alone // 3)
+    share = search.confirm_subject.span[1] / search.search_subject.span[1]
+    confirmed = share * (search.draws * (2 + alone // 6) + alone // 3)
     return alone * (1 + len(search.better)) + search.draws * (3 + 3 * alone // 8) + round(confirmed)
 
 
-def _choices(search: Search) -> Stages:
+def _choice_stages(search: Search) -> Stages:
     """Yield cells, and return the projections to improve, those first that save most loss for their price."""
-    subject, under = search.searched, search.under
+    subject, under = search.search_subject, search.under
     exact, errors = yield [Cell(subject, EXACT, Perplexity()), Cell(subject, under, Errors())]
     paths = _candidates(errors.values)
     schemes = [under, *map(Quantized, search.better)]
-    alone = [
-        Cell(subject, scheme.alone_at(path), Perplexity(), {"alone": path}) for path in paths for scheme in schemes
-    ]
+    alone = [Cell(subject, scheme.only_at(path), Perplexity(), {"alone": path}) for path in paths for scheme in schemes]
     rows = yield [twin for perplexity in alone for twin in (perplexity, replace(perplexity, metric=Agreement()))]
     tokens = sum(map(len, subject.blocks))
     pairs = zip(rows[::2], rows[1::2], strict=True)
@@ -198,7 +197,8 @@ def _choices(search: Search) -> Stages:
 
 
 def _candidates(values: Sequence[Mapping]) -> list[str]:
-    """Return the paths of the projections with the largest errors, by either measure, in the order of the model."""
+    """Return the paths of the projections with the largest errors, over all tokens or by mean token, in the model's
+    order."""
     paths = set()
     for metric in ("damage.error", "damage.error_by_token"):
         errors = [value for value in values if value["metric"] == metric and value["value"] > 0]
@@ -207,7 +207,7 @@ def _candidates(values: Sequence[Mapping]) -> list[str]:
 
 
 def _choice(search: Search, path: str, alone: Sequence[Alone]) -> Choice:
-    """Return a projection with the first better scheme that leaves little of its divergence, or exact.
+    """Return a projection with the first better scheme under which little of its divergence is left, or else exact.
 
     Args:
         alone: costs of the projection, under the scheme and under each better one.
@@ -221,7 +221,7 @@ def _choice(search: Search, path: str, alone: Sequence[Alone]) -> Choice:
     return Choice(path, under.loss - others[number].loss, price, search.better[number])
 
 
-def _searched(search: Search, choices: list[Choice]) -> Stages:
+def _search_stages(search: Search, choices: list[Choice]) -> Stages:
     """Yield cells, and return the fewest projections that suffice on the blocks of the search.
 
     The search begins with as many as should suffice; then some of the last are left out, or exchanged for others.
@@ -260,7 +260,7 @@ def _without(chosen: list[Choice], left: Choice) -> list[Choice]:
     return [choice for choice in chosen if choice != left]
 
 
-def _confirmed(search: Search, chosen: list[Choice], others: list[Choice]) -> Stages:
+def _confirmation_stages(search: Search, chosen: list[Choice], others: list[Choice]) -> Stages:
     """Yield cells, and return a set that suffices on other blocks, the largest allowed loss, and the rows of all sets.
 
     Further choices join the set until it suffices there; by bisection, as many as possible of those that joined last
@@ -279,7 +279,7 @@ def _confirmed(search: Search, chosen: list[Choice], others: list[Choice]) -> St
     return every[:count] if missing <= 0 else [], allowed, rows
 
 
-def _left_out(search: Search, chosen: list[Choice], allowed: float, drawn: list[Row]) -> Stages:
+def _removal_stages(search: Search, chosen: list[Choice], allowed: float, drawn: list[Row]) -> Stages:
     """Yield cells for the set without each member, until no single member can be left out.
 
     Each is measured with one draw first. It is measured with all draws, the least important first, unless the loss is

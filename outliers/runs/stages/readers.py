@@ -140,7 +140,7 @@ def readers(
         >>> found = outliers.readers(model, blocks, features=[3], places=["q", "k"], controls=2)
     """
     from outliers.models.anatomy import features_of
-    from outliers.runs.loaded import measured
+    from outliers.runs.loaded import measure_loaded
     from outliers.subjects.given import Given
     from outliers.text.blocks import sequences
     from outliers.tracing.result import STREAM
@@ -152,7 +152,7 @@ def readers(
     outliers = trace(model, blocks, STREAM, attention=False).outlier_features()["feature"]
     drawn = _drawn(features, width, controls, seed, outliers)
     given = Given(model, blocks)
-    return readings(measured(given, _cells(given, features, places, drawn))).drop(columns="increase")
+    return readings(measure_loaded(given, _cells(given, features, places, drawn))).drop(columns="increase")
 
 
 def readings(records: Iterable[dict]) -> "pd.DataFrame":

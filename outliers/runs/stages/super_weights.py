@@ -13,7 +13,7 @@ from outliers.terminal.progress import with_bar
 from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.massive import Massive
 from outliers.variants.quantized import EXACT
-from outliers.variants.term import Term, Weight
+from outliers.variants.term import Term, WeightEntry
 from outliers.variants.unattended import Unattended
 from outliers.variants.weights import Scaled
 
@@ -79,7 +79,7 @@ def _deciding(cells: Sequence[Cell], rows: Iterable[Row]) -> Iterator["Variant"]
     """Yield the variants without each candidate that has controls, and without its most costly control."""
     variants = {cell.variant.name: cell.variant for cell in cells}
     pairs = zip(cells, rows, strict=True)
-    table = compared(value | {"variant": cell.variant.name} for cell, row in pairs for value in row.values)
+    table = cost_table(value | {"variant": cell.variant.name} for cell, row in pairs for value in row.values)
     names = set()
     for _, costs in table.groupby("candidate"):
         controls = costs[costs["treatment"].isin(BESIDE)]
@@ -101,13 +101,13 @@ def treatments(candidate: Mapping) -> Iterator[tuple[str, "Variant"]]:
     "massive" activation, if there is one, is set to its mean.
     """
     path, output, input = candidate["path"], candidate["output"], candidate["input"]
-    yield "weight", Scaled(Weight(path, output, input))
+    yield "weight", Scaled(WeightEntry(path, output, input))
     others = {"nearest": candidate.get("nearest", []), "random": [f"{path}[{at}]" for at in candidate.get("equal", [])]}
     yield from ((kind, Scaled.read(Term.read(f"zero({name})"))) for kind, names in others.items() for name in names)
     if candidate["largest"] != [output, input]:
-        yield "largest", Scaled(Weight(path, *candidate["largest"]))
-    yield "neuron", Scaled(Weight(path, None, input))
-    yield "row", Scaled(Weight(path, output, None))
+        yield "largest", Scaled(WeightEntry(path, *candidate["largest"]))
+    yield "neuron", Scaled(WeightEntry(path, None, input))
+    yield "row", Scaled(WeightEntry(path, output, None))
     if candidate["least"] > MASSIVE:
         yield "massive", Massive((output,), candidate["layer"], candidate["state"], candidate["least"] / 2)
 
@@ -129,8 +129,8 @@ def removals(records: Iterable[Mapping]) -> dict[str, "Variant"]:
     if abs(largest["value"]) > MASSIVE and layers:
         layer = max(layers, key=lambda row: abs(row["value"]))
         feature, path = layer["output"], layer["path"]
-        removed["weight"] = Scaled(Weight(path, feature, layer["input"]))
-        removed["neuron"] = Scaled(Weight(path, None, layer["input"]))
+        removed["weight"] = Scaled(WeightEntry(path, feature, layer["input"]))
+        removed["neuron"] = Scaled(WeightEntry(path, None, layer["input"]))
         removed["activation"] = Massive((feature,), layer["layer"], 0.0, layer["least"] / 2)
         # as single parts: with whole roles, attention would be measured with one layer ablated at a time
         removed["feature"] = Ablated(Intervention((feature,)), ("q", "k", "v", "ffn_in"))
@@ -139,7 +139,7 @@ def removals(records: Iterable[Mapping]) -> dict[str, "Variant"]:
 
 def scalings(candidate: Mapping) -> Iterator["Variant"]:
     """Yield variants that multiply a candidate by each of `FACTORS`."""
-    weight = Weight(candidate["path"], candidate["output"], candidate["input"])
+    weight = WeightEntry(candidate["path"], candidate["output"], candidate["input"])
     yield from (Scaled(weight, factor) for factor in FACTORS)
 
 
@@ -182,16 +182,16 @@ def super_weights(
     Example:
         >>> found = outliers.super_weights(model, blocks, controls=2)
     """
-    from outliers.runs.loaded import measured
+    from outliers.runs.loaded import measure_loaded
     from outliers.subjects.given import Given
     from outliers.text.blocks import sequences
 
     given = Given(model, list(sequences(blocks, attention_mask)))
-    return compared(measured(given, super_weight_stages(given, controls=controls))).drop(columns="increase")
+    return cost_table(measure_loaded(given, super_weight_stages(given, controls=controls))).drop(columns="increase")
 
 
-def compared(records: Iterable[Mapping]) -> "pd.DataFrame":
-    """Return the table of `super_weights` from flat records of one model; records of other cells are ignored.
+def cost_table(records: Iterable[Mapping]) -> "pd.DataFrame":
+    """Return the table of `super_weights` from flat records of one model; those of other cells are ignored.
 
     The column `increase` holds the increase of log-perplexity as a value with its scatter.
     """

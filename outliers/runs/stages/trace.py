@@ -18,7 +18,7 @@ def trace_stages(subject: ModelWithText, metric: TraceMetric) -> Stages:
     _, traced = yield [Cell(subject, EXACT, Perplexity()), Cell(subject, EXACT, metric)]
     if not traced_attention(traced):
         return
-    without = [view for view in counted(traced) if view["features"] and view.get("stack") != CROSS]
+    without = [view for view in outlier_counts(traced) if view["features"] and view.get("stack") != CROSS]
     ablated = [(Ablated(Intervention(tuple(view["features"])), where(view)), ablated_in(view)) for view in without]
     yield [Cell(subject, variant, Top1(), labels) for variant, labels in ((EXACT, {}), *ablated)]
 
@@ -28,8 +28,8 @@ def traced_attention(traced: Row) -> bool:
     return traced.provenance.get("attends", True)
 
 
-def counted(traced: Row) -> list[dict]:
-    """Return the values of a trace's row that count outlier features, one for each view of the model.
+def outlier_counts(traced: Row) -> list[dict]:
+    """Return the values of a trace's row that count outlier features, one for each stack.
 
     Each has `features` in ascending order, and `hidden_size`; with several views also `stack` and its `layers`, the
     first and the one after the last.
@@ -38,7 +38,7 @@ def counted(traced: Row) -> list[dict]:
 
 
 def where(view: dict, roles: Sequence[str] = WHERE) -> tuple[str, ...]:
-    """Return the places of some roles in the layers of a view from `counted`."""
+    """Return the places of some roles in the layers of a stack from `outlier_counts`."""
     before = "layers.{}:{}.".format(*view["layers"]) if "layers" in view else ""
     return tuple(f"{before}{role}" for role in roles)
 
