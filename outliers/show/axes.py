@@ -72,9 +72,17 @@ def _places(subs: Iterable[float]) -> list[float]:
     return [sub * 10.0**power for power in range(-9, 16) for sub in subs]
 
 
+class NearTicks(FixedLocator):
+    """Fixed ticks of a logarithmic axis without those more than a decade out of view, each of which takes time."""
+
+    def __call__(self) -> list[float]:
+        low, high = sorted(self.axis.get_view_interval())
+        return [place for place in self.locs if low / 10 < place < high * 10]
+
+
 def _ticks(axis: Axis, subs: Iterable[float], label: str | Formatter = "{x:g}") -> None:
     # Ticks are fixed because LogLocator falls back to crowded linear ticks where it finds fewer than two.
-    axis.set_major_locator(FixedLocator(_places(subs)))
+    axis.set_major_locator(NearTicks(_places(subs)))
     axis.set_major_formatter(label)
     axis.set_minor_formatter(NullFormatter())
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from outliers.models.names import short_name
@@ -51,11 +53,15 @@ PART = "part_"  # what the ids of a figure's axes and legends in an SVG begin wi
 
 def figure_bytes(figure: Figure, kind: str) -> bytes:
     """Return a figure as the bytes of a PNG or SVG file, identical for identical figures."""
-    buffer = io.BytesIO()
+    buffer, usual, dpi = io.BytesIO(), figure.canvas, figure.dpi
     for number, part in enumerate([*figure.axes, *figure.legends]):
         part.set_gid(f"{PART}{number}")
-    with house_style():
-        figure.savefig(buffer, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else None)
+    canvas = (FigureCanvasSVG if kind == "svg" else FigureCanvasAgg)(figure)
+    figure.dpi = 200
+    with house_style():  # by the canvas: savefig draws a figure that has a layout twice
+        getattr(canvas, f"print_{kind}")(buffer, metadata={"Date": None} if kind == "svg" else None)
+    figure.dpi = dpi
+    figure.set_canvas(usual)
     figure.set_layout_engine("none")  # the next format keeps this layout
     return buffer.getvalue()
 
