@@ -52,12 +52,13 @@ def run(name: str) -> None:
 def command_of(name: str) -> Callable:
     """Return a command as a function with its arguments and options as parameters, and its help as docstring."""
     record = entry_of(name)
-    function = _measuring(name, record) if isinstance(record.runs, type) else record.runs
+    function = _measuring_function(name, record) if isinstance(record.runs, type) else record.runs
     function.__name__, function.__doc__ = name, record.help
     return function
 
 
-def _measuring(name: str, command: Command) -> Callable:
+def _measuring_function(name: str, command: Command) -> Callable:
+    """Return the function of a measuring command: its parameters are arguments, and one option for each field."""
     experiment_type = command.runs
 
     def measure(

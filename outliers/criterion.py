@@ -68,7 +68,8 @@ def role_of(state: str) -> str:
 
 
 def in_transformerlens(layer: int, place: str) -> str | None:
-    """Return the name of a hidden state in TransformerLens, if it has one: blocks.3.mlp.hook_post for (3, ffn_out)."""
+    """Return the name in TransformerLens, if any, of a hidden state, blocks.3.mlp.hook_post for (3, ffn_out), or of the
+    input of a projection that reads one, blocks.3.attn.q.hook_in for (3, q)."""
     return f"blocks.{layer}.{TRANSFORMERLENS[place]}" if place in TRANSFORMERLENS else None
 
 
@@ -78,7 +79,7 @@ def in_nnsight(role: str, module: str) -> str:
 
 
 def of_transformerlens(name: str) -> tuple[int, str] | None:
-    """Return the layer and the role or reader of a name in TransformerLens; None for any other name."""
+    """Return the layer and the place of a name in TransformerLens, as `in_transformerlens` takes them, or None."""
     match = re.fullmatch(r"blocks\.([0-9]{1,9})\.(.+)", name)
     places = [place for place, hook in TRANSFORMERLENS.items() if match and hook == match[2]]
     return (int(match[1]), places[0]) if places else None

@@ -69,9 +69,9 @@ class MeasurementFailed(UserError):
 
 
 class EngineLost(MeasurementFailed):
-    """The engine ended before a cell was measured, for no fault of the cell.
+    """The processes that measure cells ended before a cell was measured, for no fault of the cell.
 
-    BEGINNING: the first words of the message in its row.
+    BEGINNING: the first words of the message, by which rows that failed so are known.
     """
 
     BEGINNING = "Ray has ended"
@@ -101,7 +101,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> 
     """Build the error for a name that is in no table, with the nearest names that are, or all of a few."""
     known = list(known)
     few = known if len(known) <= FEW else _nearest(name, known, least=0)
-    expected = meant(name, known) or f"{'known' if few == known else 'nearest'}: {', '.join(few)}"
+    expected = suggestion(name, known) or f"{'known' if few == known else 'nearest'}: {', '.join(few)}"
     return UserError(f"unknown {kind} '{name}'; {expected}{' ' + hint if hint else ''}")
 
 
@@ -109,8 +109,8 @@ def no_such_feature(feature: int, width: int) -> UserError:
     return UserError(f"feature {feature} is out of range; the model's hidden states have features 0 to {width - 1}")
 
 
-def meant(name: str, known: Iterable[str], least: float = 0.5) -> str:
-    """Suggest the known names that begin like this one, or else the nearest ones; an empty text if none is near.
+def suggestion(name: str, known: Iterable[str], least: float = 0.5) -> str:
+    """Return "did you mean A or B?" of known names that begin like this one, or else of near ones; "" if none is near.
 
     least: smallest similarity by difflib, from 0 to 1.
     """

@@ -77,7 +77,7 @@ def check_replaceable(path: Path) -> None:
 
 
 def read_whole(path: Path, most: int) -> bytes:
-    """Return the content of a file of at most so many bytes, following links; refuse pipes, which may not end."""
+    """Return the content of a file, following links; refuse one of more bytes, and pipes, which may not end."""
     check_file(path, most)
     return path.read_bytes()
 
@@ -102,8 +102,8 @@ def check_file(path: Path, most: float = math.inf) -> None:
         raise UserError(f"'{path}' has {status.st_size:,} bytes; expected at most {most:,}: move it away")
 
 
-def _in_the_way(path: Path, mode: int) -> UserError:
-    kind = KINDS.get(stat.S_IFMT(mode), "another name of a file elsewhere")  # a hard link
+def _in_the_way(path: Path, st_mode: int) -> UserError:
+    kind = KINDS.get(stat.S_IFMT(st_mode), "another name of a file elsewhere")  # a hard link
     return UserError(f"'{path}' is {kind}; expected a file: move it away or choose another folder with --out")
 
 

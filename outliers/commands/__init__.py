@@ -12,10 +12,11 @@ class Command(NamedTuple):
     purpose: what it measures or prints, in one line without a full stop. help: Markdown: its task in a sentence, what
     it prints and writes, and examples. runs: a class of experiments, whose fields are the options; or a function, whose
     parameters are the options. An experiment with the field `models` takes several models as arguments, and another
-    experiment before them; one with the field `model` takes one model; any other is named by the argument.
+    experiment before them; one with the field `model` takes one model; of a class
+    with neither, the argument names an experiment.
 
     default: the experiment that runs if neither one nor models are given. instead: function of the given fields that
-    returns fields of that experiment to override. redraws: whether it can draw the rows in a folder that something else
+    returns fields to override in that experiment. redraws: whether it can draw the rows in a folder that something else
     wrote. example: an argument for messages. completed: function that adds to an experiment what its table needs.
     """
 

@@ -98,7 +98,7 @@ class Ablation(Experiment):
     def plans(self) -> list[CellPlan]:
         """Return cells for the loss without the outlier features (or given ones), and without random features.
 
-        With `drop`, return cells for the loss without each part. The features of each stack of an encoder-decoder are
+        With `drop`, return cells for the loss without each expert. The features of each stack of an encoder-decoder are
         ablated in its layers. Outlier features come from a trace of the unquantized model.
         """
         subject = ToAblate(self.model, self.revision, self)
@@ -169,11 +169,14 @@ def _stages(subject: ToAblate) -> Stages:
         raise _no_outlier(traced, experiment)
     labels = {"where": experiment.where, "seed": experiment.seed, "alpha": experiment.alpha} | experiment.labels
     metrics = (Top1, Perplexity) if traced_attention(traced) else (Perplexity,)
-    yield [cell for count in counts for cell in _of_stack(subject, count, labels, metrics, count is counts[0])]
+    yield [cell for count in counts for cell in _stack_cells(subject, count, labels, metrics, count is counts[0])]
 
 
-def _of_stack(subject: ToAblate, count: dict, labels: dict, metrics: Sequence[type], first: bool) -> list[Cell]:
-    """Return the cells for the features of a stack, ablated in its layers; first: whether to add the unablated."""
+def _stack_cells(subject: ToAblate, count: dict, labels: dict, metrics: Sequence[type], first: bool) -> list[Cell]:
+    """Return the cells for the features of a stack (encoder, decoder), ablated in its layers.
+
+    count: of its outlier features, see `outlier_counts`. first: whether to add the cells without an ablation.
+    """
     experiment = subject.experiment
     treatments = treatments_of(
         experiment, count["hidden_size"], experiment.features or count["features"], count["features"]
@@ -184,7 +187,7 @@ def _of_stack(subject: ToAblate, count: dict, labels: dict, metrics: Sequence[ty
     return [
         Cell(
             subject,
-            _variant(treatment, experiment, where(count, roles[metric])),
+            _ablated_variant(treatment, experiment, where(count, roles[metric])),
             metric(),
             labels | (ablated_in(count) if treatment.features else {}) | treatment.fields,
         )
@@ -192,7 +195,8 @@ def _of_stack(subject: ToAblate, count: dict, labels: dict, metrics: Sequence[ty
     ]
 
 
-def _variant(treatment: "Treatment", experiment: Ablation, places: tuple[str, ...]) -> Variant:
+def _ablated_variant(treatment: "Treatment", experiment: Ablation, places: tuple[str, ...]) -> Variant:
+    """Return the variant that changes the features of a treatment in the inputs at some places."""
     under = experiment.under
     if not treatment.features:
         return under

@@ -35,6 +35,7 @@ EXPERT = "expert"  # a further part, only on request, for a model may have thous
 
 
 def _cache(value: object) -> Cached:
+    """Return the variant of a quantized KV cache, which may be given by its name."""
     if isinstance(value, Cached):
         return value
     if not isinstance(value, str):

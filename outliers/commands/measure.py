@@ -25,7 +25,7 @@ METRIC = f"Metrics: {', '.join(METRICS)}; several with commas."
 NO_OBJECTS = (bool, int, float, bytes, list, dict)  # types of values in files
 
 
-def _variant(value: Any) -> Any:
+def _parse_variant(value: Any) -> Any:
     from outliers.variants.written import variant  # late, for --help does not need it
 
     if value is None or isinstance(value, NO_OBJECTS):
@@ -46,7 +46,7 @@ def _metric(value: Any) -> Any:
 
 NAME = PlainSerializer(lambda variant_or_metric: variant_or_metric.name)
 Variants = Annotated[
-    list[Annotated[Any, PlainValidator(_variant, json_schema_input_type=str), NAME]],
+    list[Annotated[Any, PlainValidator(_parse_variant, json_schema_input_type=str), NAME]],
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
     Field(min_length=1),
 ]

@@ -51,7 +51,7 @@ class Memory(SequenceSize, Experiment):
     def plans(self) -> list[CellPlan]:
         """Return the cells for the footprint of each model, and for whether each hardware holds it.
 
-        Rows have the field `candidate`.
+        Rows have the field `candidate`: whether the largest model that hardware holds is looked for among it.
 
         Raises:
             UserError: a candidate is none of the models.

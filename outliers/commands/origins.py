@@ -22,7 +22,7 @@ from outliers.variants.quantized import EXACT
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-Checked = TypeVar("Checked")
+Argument = TypeVar("Checked")
 
 
 class AccountPart(NamedTuple):
@@ -151,27 +151,28 @@ def _has_neurons(config: "PretrainedConfig") -> bool:
     return any(kind.ffn_out for kind in kinds)
 
 
-def _attends(config: "PretrainedConfig") -> bool:
+def _has_attention(config: "PretrainedConfig") -> bool:
     from outliers.models.anatomy import has_attention  # late, for it imports torch
 
     return has_attention(config)
 
 
-def _shows_keys(config: "PretrainedConfig") -> bool:
+def _has_keys(config: "PretrainedConfig") -> bool:
+    """Return whether queries, keys and values can be measured as attention multiplies them."""
     from outliers.metrics.keys import check_shows  # late, for it imports torch
     from outliers.models.skeleton import skeleton
 
-    return _fits(check_shows, skeleton(config))
+    return _passes_check(check_shows, skeleton(config))
 
 
 def _has_writers(config: "PretrainedConfig") -> bool:
     """Return whether each layer adds the outputs of one attention and one feed-forward part."""
     from outliers.metrics.origins import check_writers
 
-    return _fits(check_writers, config)
+    return _passes_check(check_writers, config)
 
 
-def _fits(check: Callable[[Checked], None], checked: Checked) -> bool:
+def _passes_check(check: Callable[[Argument], None], checked: Argument) -> bool:
     try:
         check(checked)
     except UserError:
@@ -187,6 +188,6 @@ ACCOUNT_PARTS = {  # in the order in which they are measured
     "writers": AccountPart(_writers_stages, 1, fits=_has_writers),
     "readers": AccountPart(readers_stages, 62, needs_outliers=True),
     "weights": AccountPart(weights_stages, 40, fits=_has_neurons),
-    "massive": AccountPart(massive_stages, 12, fits=lambda config: _has_neurons(config) and _attends(config)),
-    "keys": AccountPart(_keys_stages, 1, fits=_shows_keys),
+    "massive": AccountPart(massive_stages, 12, fits=lambda config: _has_neurons(config) and _has_attention(config)),
+    "keys": AccountPart(_keys_stages, 1, fits=_has_keys),
 }

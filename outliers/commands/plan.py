@@ -38,7 +38,8 @@ BY = ("count", "parameters")
 class ConsecutiveBlocks(ModelWithText):
     """A model with consecutive blocks of a text; schemes are calibrated on later blocks than any that is measured.
 
-    experiment: with the total number of blocks.
+    experiment: its `blocks` is the number of all measured blocks. first, count: number of the first block, from 0, and
+    of the blocks.
     """
 
     def __init__(self, experiment: "Planning", first: int, count: int):

@@ -47,7 +47,7 @@ ATTENTION_16 = "16-bit"  # not quantized
 ATTENTION = re.compile(r"16-bit|int8(\+(?P<percent>[0-9]{1,2}(\.[0-9]{1,6})?)%)?")
 
 
-def _attention(value: str) -> str:
+def _check_attention(value: str) -> str:
     if not ATTENTION.fullmatch(value):
         raise ValueError("expected 16-bit, int8, or int8+2% for a share of its products in 16 bits")
     return value
@@ -71,7 +71,7 @@ def _remedied(scheme: Scheme | str, written: str) -> Scheme | str:
     return scheme if scheme == PEER or not written else remedied(scheme, written)
 
 
-Attentions = Annotated[list[Annotated[str, AfterValidator(_attention)]], Split, Field(min_length=1), Unique]
+Attentions = Annotated[list[Annotated[str, AfterValidator(_check_attention)]], Split, Field(min_length=1), Unique]
 
 
 AnyExperiment = TypeVar("AnyExperiment", bound="Experiment")
@@ -170,7 +170,8 @@ class Experiment(Checked):
         return {name: value for name, value in fields.items() if not (name in empty and value in ("none", ["none"]))}
 
     @model_validator(mode="after")
-    def _into_schemes(self):
+    def _join_remedies(self):
+        """Put the remedies of the fields transform, attention and router into the names of the schemes."""
         if not self.schemes or (self.transform is None and self.attention == [ATTENTION_16] and not self.router):
             return self
         with saying_all():
@@ -248,6 +249,7 @@ class Experiment(Checked):
 
     @property
     def sequences(self) -> int:
+        """The number of sequences that pass a model: blocks repeat for each mask seed, or for each masked token."""
         return self.blocks * (self.block - 2 if self.objective == "each" else self.mask_seeds)
 
 

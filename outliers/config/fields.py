@@ -35,7 +35,7 @@ OF_A_MODEL, OF_A_FILE = "name of a model", "name of a text, a file or a folder" 
 LARGEST_LAYER = 131_072  # features: the sum of so many products of codes fits int32
 
 
-def _line(value: str) -> str:
+def _check_line(value: str) -> str:
     if not value or not is_line(value):
         raise ValueError("expected text in one line")
     if len(value.encode()) > LONGEST_PATH or max(len(part.encode()) for part in value.split("/")) > LONGEST_NAME:
@@ -43,10 +43,13 @@ def _line(value: str) -> str:
     return value
 
 
-def _text(value, as_string: Callable[[object], str]):
-    """Return the name of a text in one line, or a user's own text, as `outliers.load_text` takes it, unchanged."""
+def _check_text(value, as_string: Callable[[object], str]):
+    """Return the name of a text in one line, or a user's own text, as `outliers.load_text` takes it, unchanged.
+
+    as_string: pydantic's check of a string.
+    """
     is_object = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Iterator))
-    return value if is_object else _line(as_string(os.fspath(value) if isinstance(value, os.PathLike) else value))
+    return value if is_object else _check_line(as_string(os.fspath(value) if isinstance(value, os.PathLike) else value))
 
 
 def text_label(text) -> str:
@@ -61,8 +64,8 @@ def text_label(text) -> str:
     return text_name(text)
 
 
-def _name(value: str) -> str:
-    if not re.fullmatch(r"\w[\w.@-]*(/\w[\w.@-]*)*", _line(value)):
+def _check_name(value: str) -> str:
+    if not re.fullmatch(r"\w[\w.@-]*(/\w[\w.@-]*)*", _check_line(value)):
         raise ValueError("expected letters, digits and any of _ . @ -, and / between folders")
     return value
 
@@ -96,7 +99,7 @@ def _scheme(value: object) -> Scheme:
         raise ValueError("expected the name of a scheme, or a Scheme")
     with saying_all():
         try:
-            return get_scheme(_line(value))
+            return get_scheme(_check_line(value))
         except UserError:
             from outliers.variants.written import variant
 
@@ -133,7 +136,7 @@ def saying_all() -> Iterator[None]:
         raise PydanticCustomError(UNKNOWN, "{message}", {"message": str(error)}) from None
 
 
-def _shape(value: str) -> str:
+def _check_shape(value: str) -> str:
     if not re.fullmatch("[0-9]{1,9}x[0-9]{1,9}", value):
         raise ValueError("expected a number of features, or features and outputs such as 576x1536")
     if not all(0 < int(size) <= LARGEST_LAYER for size in value.split("x")):
@@ -152,8 +155,8 @@ def whole(most: int, **least: int):
 # A list may be given as "a,b", as on the command line; repeated entries count once.
 Split = BeforeValidator(lambda value: [part for part in value.split(",") if part] if isinstance(value, str) else value)
 Unique = AfterValidator(lambda entries: list(dict.fromkeys(entries)))
-Line = Annotated[str, AfterValidator(_line)]
-Name = Annotated[str, AfterValidator(_name)]
+Line = Annotated[str, AfterValidator(_check_line)]
+Name = Annotated[str, AfterValidator(_check_name)]
 Names = Annotated[list[Line], Split, Field(min_length=1), Unique]
 # Names are accepted, and values are schemes. Defaults are names, as the help shows them, so that fields validate them.
 OneScheme = Annotated[str | Scheme, PlainValidator(_scheme, json_schema_input_type=str), PlainSerializer(_write_scheme)]
@@ -172,7 +175,7 @@ Features = Annotated[list[Annotated[int, BeforeValidator(_feature)]], Split, Fie
 Finite = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Share = BeforeValidator(partial(_by, check_share), json_schema_input_type=str)
 # A model dimension d, of which a layer has 4 d outputs, or features and outputs as "576x1536".
-LayerShape = whole(LARGEST_LAYER) | Annotated[str, AfterValidator(_shape)]
+LayerShape = whole(LARGEST_LAYER) | Annotated[str, AfterValidator(_check_shape)]
 Shapes = Annotated[list[LayerShape], Split, Field(min_length=1), Unique]
 
 # Fields of several kinds and metrics, with the help of their options.
@@ -188,7 +191,7 @@ Revision = Annotated[
 ]
 # In JSON, a user's own text is represented by its label.
 _LABEL = PlainSerializer(lambda text, info: text_label(text) if info.mode == "json" and type(text) is not str else text)
-Text = Annotated[str, OF_A_FILE, WrapValidator(_text), _LABEL, Field(description=TEXT)]
+Text = Annotated[str, OF_A_FILE, WrapValidator(_check_text), _LABEL, Field(description=TEXT)]
 Begin = Annotated[bool, Field(description="Begin each block with the model's own first token, as Gemma needs it.")]
 Threshold = Annotated[
     float,
@@ -222,7 +225,7 @@ BOS, DOCUMENTS = "+bos", "+documents"
 class FieldError(UserError):
     """A field that is unknown, missing or out of range.
 
-    path: where the field is; empty for a missing one at the top.
+    path: names of fields and indices of lists that lead to the field; empty if one is missing at the top level.
     """
 
     path: tuple = ()
@@ -258,7 +261,7 @@ def field_error(error: ValidationError, kind: type[BaseModel]) -> FieldError:
     if first["type"] == "extra_forbidden":
         *place, name = path
         what = f"field of {'.'.join(map(str, place))}" if place else "field"
-        mistake = FieldError(str(unknown_name(what, str(name), _kind_at(kind, place).model_fields)))
+        mistake = FieldError(str(unknown_name(what, str(name), _class_at(kind, place).model_fields)))
     else:
         mistake = FieldError(first["msg"] if first["type"] == UNKNOWN else mistake_in(first))
     mistake.path = path[:-1] if first["type"] == "missing" else path
@@ -266,8 +269,8 @@ def field_error(error: ValidationError, kind: type[BaseModel]) -> FieldError:
     return mistake
 
 
-def _kind_at(kind: type[BaseModel], path: list) -> type[BaseModel]:
-    """Return the type of the model at a path in an experiment, such as that of one of its runs."""
+def _class_at(kind: type[BaseModel], path: list) -> type[BaseModel]:
+    """Return the pydantic class at a path in an experiment, such as that of one of its runs."""
     for part in path:
         if part in kind.model_fields:
             kind = next(_kinds_in(kind.model_fields[part].annotation), kind)

@@ -17,7 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 def _acting(acts: Callable[[Scheme], bool]) -> Callable[[Experiment], bool]:
-    """Return a function that tells whether an option affects a scheme of an experiment, or might affect a variant."""
+    """Return a function that tells whether an option affects an experiment: if `acts` holds for one of its schemes.
+
+    An experiment without schemes has variants, which are not looked into: an option might affect them.
+    """
 
     def acting(experiment: Experiment) -> bool:
         schemes = experiment.requested_schemes
@@ -92,7 +95,7 @@ def check_configs(names: Iterable[str]) -> None:
 
 
 def check_model(name: str, revision: str | None = None, with_weights: bool = True) -> dict:
-    """Return the fields of a model's configuration; none of a GGUF file, whose header is read with transformers.
+    """Return the fields of a model's configuration, or {} of a GGUF file, whose header is read later, by transformers.
 
     Raises:
         UserError: the model is unknown, or its configuration or the sizes of its weights are invalid.

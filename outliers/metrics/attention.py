@@ -179,7 +179,7 @@ class AttentionMeasurement(Measurement):
         for cell, (_, ablated) in zip(cells, split, strict=True):
             requests.setdefault(ablated.name, (ablated, []))[1].append(cell.metric.computation)
         with naming(subject.name, variant.name):
-            counted = model_cache.counted(subject.blocks[part], self.steps(cells) // len(subject.blocks))
+            counted = model_cache.with_progress(subject.blocks[part], self.steps(cells) // len(subject.blocks))
             results_by_ablation = attention_results(model, counted, list(requests.values()), variant)
         results = {name: iter(views) for name, views in zip(requests, results_by_ablation, strict=True)}
         return [next(results[ablated.name]) for _, ablated in split]

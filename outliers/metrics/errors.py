@@ -195,7 +195,7 @@ class ErrorsMeasurement(Measurement):
         subject = cells[0].subject
         without, schemes = _split_scheme(cells[0])[0], [scheme for cell in cells for scheme in _split_scheme(cell)[1]]
         model, schemes = loaded(model_cache, subject, schemes, provenance)
-        blocks = model_cache.counted(subject.blocks[part], len(cells))
+        blocks = model_cache.with_progress(subject.blocks[part], len(cells))
         with naming(subject.name, *(scheme.name for scheme in schemes)):
             errors = block_errors(model, blocks, schemes, without)
         places, numbers = list(projections(model)), iter(range(len(schemes)))

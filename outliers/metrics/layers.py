@@ -53,7 +53,7 @@ class LayersMeasurement(Measurement):
         """Return the results of each block by draw and layer."""
         ((cell,), subject) = cells, cells[0].subject
         model, (variant,) = loaded(model_cache, subject, [cell.variant], provenance)
-        blocks = model_cache.counted(subject.blocks[part], count_layers(model.config))
+        blocks = model_cache.with_progress(subject.blocks[part], count_layers(model.config))
         with naming(subject.name, variant.name):
             return [[layer_by_layer(model, blocks, variant, draw) for draw in range(cell.metric.draws)]]
 

@@ -122,9 +122,9 @@ class CellMeasurement(Measurement):
     def measure(self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict) -> list[Any]:
         (cell,) = cells
         subject = cell.subject
-        model, blocks = subject.load(model_cache, provenance), model_cache.counted(subject.blocks[part])
+        model, blocks = subject.load(model_cache, provenance), model_cache.with_progress(subject.blocks[part])
         with naming(subject.name, cell.variant.name):
-            (variant,) = model_cache.knowing([cell.variant], subject)
+            (variant,) = model_cache.completed([cell.variant], subject)
             return [self.measure_cell(model_cache, cell, model, blocks, variant)]
 
 
@@ -187,7 +187,7 @@ def loaded(
     """Load the model of a subject, and complete variants with what they need to know of its text."""
     model = subject.load(model_cache, provenance)
     with naming(subject.name):
-        return model, model_cache.knowing(variants, subject)
+        return model, model_cache.completed(variants, subject)
 
 
 def by_draw(results: Iterable[Iterable[list]], seed_count: int) -> list[list]:

@@ -124,7 +124,7 @@ class PlacesMeasurement(Measurement):
         chosen = place_choices(model, variant, metric.by)
         streamed = is_streamed(model)
         passes = _kinds(cell) * passes if streamed else passes if _is_by_layer(cell) else 1
-        blocks = model_cache.counted(subject.blocks[part], passes)
+        blocks = model_cache.with_progress(subject.blocks[part], passes)
         with (
             naming(subject.name, variant.name),
             model_cache.under(variant) if variant.schemes and not streamed else nullcontext(model) as changed,

@@ -113,7 +113,7 @@ def _resident(
                 last_states[number] = states
             return _measure_block(computations, changed, ids, states, exact[number])
 
-        by_block = list(map_blocks(coded(changed), measure, model_cache.counted(blocks)))
+        by_block = list(map_blocks(coded(changed), measure, model_cache.with_progress(blocks)))
         by_cell = [finite_losses(results) for results in zip(*by_block, strict=True)]
     if len(last_states) == len(blocks):
         _keep(model_cache, last_key, [last_states[number] for number in range(len(blocks))])
@@ -251,7 +251,7 @@ def _streamed(
     by_cell: dict[Cell, list] = {cell: [] for cell in cells}
     names = list(of_variants)
     with drawn(model, key[0]):
-        counted = model_cache.counted(blocks, len(variants))
+        counted = model_cache.with_progress(blocks, len(variants))
         for number, ids, states in model.stream.run(model, counted, [*first, *variants], lambda *_turn: None):
             if number < len(first):
                 exact.append(states.cpu())

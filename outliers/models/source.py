@@ -23,7 +23,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from outliers.errors import UserError, meant, unknown_name
+from outliers.errors import UserError, suggestion, unknown_name
 from outliers.models.config_file import FILE
 from outliers.models.names import (
     PACKAGED,
@@ -161,7 +161,7 @@ def find_model(name: str, revision: str | None = None) -> Source:
 
 def out_of_reach(name: str) -> UserError:
     """Return the error for a hub model that is not cached while the hub cannot be reached."""
-    if near := meant(name, dict.fromkeys([*here(), *PACKAGED]), ALIKE):
+    if near := suggestion(name, dict.fromkeys([*here(), *PACKAGED]), ALIKE):
         return UserError(f"no model '{name}' is on this machine; {near} The hub, which may have it, cannot be reached")
     return UserError(
         f"cannot reach the hub to load '{name}', and it is not in the local cache; check the network or use "

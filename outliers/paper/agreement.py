@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from outliers.commands.measure import Cells
 from outliers.config.fields import text_label
-from outliers.errors import UserError, meant
+from outliers.errors import UserError, suggestion
 from outliers.files import writing
 from outliers.models.load import load_tokenizer
 from outliers.models.names import packaged_models, short_name
@@ -70,19 +70,20 @@ def report_agreement(names: Sequence[str], device: str = "cpu", out: Path | None
     for model in models:
         if not facts_of(facts, [model]):
             command = shlex.join([*invocation("report"), PUBLISHED, *files, "--redraw"])
-            hint = f"{meant(model_key(model), map(model_key, known))} {command} lists all {len(known)} models".lstrip()
-            raise UserError(f"no fact about '{model_key(model)}' is in the files; {hint}")
+            key = model_key(model)
+            hint = f"{suggestion(key, map(model_key, known))} {command} lists all {len(known)} models".lstrip()
+            raise UserError(f"no fact about '{key}' is in the files; {hint}")
     folder = out or Path("results", PUBLISHED, *(map(short_name, models) if len(models) == 1 else ()))
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     model_cache, verdicts = None if redraw else ModelCache(), []
     for model in models or known:
-        here = model if models else _here(model)
+        here = model if models else _local_name(model)
         verdicts += verdicts_of(model, here, facts_of(facts, [model]), folder, device, model_cache)
     return write(section(verdicts), folder, shlex.join([*invocation("report"), PUBLISHED, *names]))
 
 
-def _here(model: str) -> str | None:
+def _local_name(model: str) -> str | None:
     key = model_key(model)
     return key if key in packaged_models() else model if is_cached(model) else None
 
@@ -150,7 +151,7 @@ def _verdict(fact: Fact, rows: Sequence[Row], reason: str | None) -> Verdict:
 def section(verdicts: Sequence[Verdict]) -> Section:
     """Make the tables, notes and findings of verdicts, those with a measurement first."""
     cells = [
-        [model_key(fact.model), agreement, fact.words, measured, _blocks(fact), fact.source.short, fact.note]
+        [model_key(fact.model), agreement, fact.words, measured, _block_phrase(fact), fact.source.short, fact.note]
         for fact, agreement, measured, *_ in sorted(verdicts, key=lambda verdict: not verdict.row)
     ]
     table = Table.of_words(PUBLISHED, CAPTION, HEADERS, cells)
@@ -174,7 +175,7 @@ def section(verdicts: Sequence[Verdict]) -> Section:
     return Section(title, rows, printed, [table, sources_table], notes=notes, findings=_findings(verdicts))
 
 
-def _blocks(fact: Fact) -> str:
+def _block_phrase(fact: Fact) -> str:
     return f"{fact.block:,}{' with first token' if fact.bos else ''}" if fact.cell and fact.block else MISSING
 
 

@@ -43,7 +43,7 @@ def _largest_models(rows: list[dict]) -> list[dict]:
     ]
 
 
-def _metrics(rows: list[dict]) -> list[dict]:
+def _table4_values(rows: list[dict]) -> list[dict]:
     table = table4(rows).stack().dropna().rename_axis(["model", "metric"])
     return _named(table.rename("value").reset_index().to_dict("records"))
 
@@ -68,7 +68,8 @@ def _steps(rows: list[dict]) -> list[dict]:
 def _table(number: int, kind: type[Experiment], keys: tuple[str, ...], form: str = "{:.4g}", more: str = "", **of_ours):
     """Make the artefact of a numbered table of the paper.
 
-    more: an addition to the name of the source. of_ours: fields of `Artefact` that measure and show our values.
+    keys, form: see `Published`. more: ending of `Published.source`. of_ours: fields of `Artefact` that measure and show
+    our values.
     """
     published = Published(f"LLM.int8(), Table {number}{more}", keys, numbers_of(f"table{number}", keys), form)
     return Artefact(f"Table {number}", kind, published, **of_ours)
@@ -86,7 +87,7 @@ ARTEFACTS = {
         measured=_named,
     ),
     "table3": _table(3, Memory, ("hardware", "bits"), "{}", measured=_largest_models),
-    "table4": _table(4, Emergence, ("model", "metric"), measured=_metrics, view=table4_section),
+    "table4": _table(4, Emergence, ("model", "metric"), measured=_table4_values, view=table4_section),
     **{
         panel: Artefact(panel.replace("figure", "Figure "), Emergence, view=partial(panel_section, panel))
         for panel in PANELS

@@ -19,11 +19,12 @@ BLOG = "bitsandbytes integration blog"  # huggingface.co/blog/hf-bitsandbytes-in
 class Published(NamedTuple):
     """The numbers of one table or figure of the paper.
 
-    keys: names of the parts of a key. values: the numbers by key. form: format string of a number.
+    key_fields: the fields that make a key, such as model and scheme. values: the numbers by key. form: format string of
+    a number.
     """
 
     source: str
-    keys: tuple[str, ...]
+    key_fields: tuple[str, ...]
     values: dict[CellKey, float | str]
     form: str = "{:.4g}"
 
@@ -31,9 +32,9 @@ class Published(NamedTuple):
 class Artefact(NamedTuple):
     """A table or figure of the paper, or of an experiment beyond it.
 
-    kind: the class of its experiments. published: its printed numbers, if any. measured: a function from rows to
-    records with a `value` and the fields that form its key; None if we do not measure the same quantity. view: the view
-    of its rows; None for that of `kind`.
+    kind: the class of its experiments. published: its printed numbers, if any. measured: a function that turns our rows
+    into records with a `value` and the fields that form its key; None if we do not measure the same quantity. view: the
+    view of its rows; None for that of `kind`.
     """
 
     label: str
@@ -45,7 +46,7 @@ class Artefact(NamedTuple):
     def ours(self, rows: list[dict]) -> dict[CellKey, float | str]:
         """Return our measured values by the keys of the published ones."""
         records = self.measured(rows) if rows and self.measured else ()
-        return {tuple(str(record[key]) for key in self.published.keys): record["value"] for record in records}
+        return {tuple(str(record[key]) for key in self.published.key_fields): record["value"] for record in records}
 
 
 def comparison(artefact: str, published: Published, measured: dict[CellKey, float | str]) -> Table:
@@ -66,14 +67,14 @@ def comparison(artefact: str, published: Published, measured: dict[CellKey, floa
         [*map(str, key), _text(ours, published.form, "not run"), _text(theirs, published.form), _text(more, signed)]
         for *key, ours, theirs, more in records
     ]
-    headers = [*published.keys, "measured", "published", "difference"]
+    headers = [*published.key_fields, "measured", "published", "difference"]
     return Table(
         f"{artefact}_published",
         f"Measured beside published ({published.source}).",
         headers,
         cells,
         pd.DataFrame(records, columns=headers),
-        names=len(published.keys),
+        names=len(published.key_fields),
         folded=not set(measured) & set(keys),
     )
 

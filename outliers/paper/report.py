@@ -142,7 +142,10 @@ def previewed(name: str, out: Path | None, device: str | None, models: Sequence[
 
 
 def _is_final(measured: tuple[list[dict], list]) -> bool:
-    """Return whether nothing is left to measure: the only failures are models without outlier features to ablate."""
+    """Return whether nothing is left to measure: the only failures are models without outlier features to ablate.
+
+    measured: rows of an experiment, and the errors of those that failed.
+    """
     return all(isinstance(reason, NoOutlier) for reason in measured[1])
 
 

@@ -9,7 +9,7 @@ class LoraInt8(lora.Linear):
     """A low-rank adapter beside an `Int8Linear`, whose codes do not change."""
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
-        """Raise ValueError: a sum of codes and an adapter has other codes."""
+        """Raise ValueError: the sum of codes and an adapter would have to be quantized again."""
         raise ValueError(
             "an adapter cannot be merged into int8 codes; keep it beside them (save_pretrained writes it alone), or "
             "merge it into the exact model and quantize that"

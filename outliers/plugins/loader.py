@@ -165,7 +165,7 @@ class OutliersQuantizer(HfQuantizer):
     def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **_) -> bool:
         """Return whether a tensor of a checkpoint becomes codes, or biases of experts that have codes."""
         path, _, name = param_name.rpartition(".")
-        return (name == "weight" and path in self.layers) or bool(_of_experts(model, param_name, self.layers))
+        return (name == "weight" and path in self.layers) or bool(_expert_layers(model, param_name, self.layers))
 
     def get_quantize_ops(self) -> ConversionOps:
         """Return the operation that quantizes a weight."""
@@ -217,7 +217,7 @@ class _Codes(ConversionOps):
             missing_keys.discard(name)
             path, _, part = name.rpartition(".")
             module = model.get_submodule(path)
-            if layers := _of_experts(model, name, self.layers):
+            if layers := _expert_layers(model, name, self.layers):
                 _replace(model, layers)
                 set_weights(module, part, weight)
                 if len(layers) < expert_count(module):  # some experts stay exact
@@ -239,8 +239,8 @@ def _layers(model: PreTrainedModel, kind: type) -> dict[str, Any]:
     return {path: module for path, module in modules.items() if isinstance(module, kind)}
 
 
-def _of_experts(model: PreTrainedModel, name: str, layers: dict[str, Int8Linear]) -> dict[str, Int8Linear]:
-    """Return, by path, the layers whose weights or biases a tensor of all experts holds."""
+def _expert_layers(model: PreTrainedModel, name: str, layers: dict[str, Int8Linear]) -> dict[str, Int8Linear]:
+    """Return those of some layers, by path, whose weights or biases are in the tensor `name` of all experts."""
     path, _, part = name.rpartition(".")
     if not holds_experts(model.get_submodule(path)):
         return {}

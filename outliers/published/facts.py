@@ -47,8 +47,8 @@ class Publication(NamedTuple):
 class PublishedNumber(NamedTuple):
     """A published number of a fact, and the column of our values, filtered by metric and `where`, that measures it.
 
-    published: numbers or ranges (LOW..HIGH or LOW..), separated by blanks. tolerance: of each of them, such as 0.05 or
-    1%.
+    where: fields of our values, and what they must be, as `published`. published: numbers or ranges (LOW..HIGH or
+    LOW..), separated by blanks, one of which ours must equal. tolerance: of each of them, such as 0.05 or 1%.
     """
 
     metric: str
@@ -116,6 +116,7 @@ class Fact(NamedTuple):
 
     @property
     def words(self) -> str:
+        """The claim with its conditions."""
         return f"{self.claim}{self.under and f', {self.under}'}"
 
     @property
@@ -166,6 +167,7 @@ def _lines(file: Path) -> list[dict]:
 
 
 def facts_of(facts: Iterable[Fact], models: Sequence[str]) -> list[Fact]:
+    """Return the facts of some models, matched by `model_key`."""
     keys = set(map(model_key, models))
     return [fact for fact in facts if model_key(fact.model) in keys]
 

@@ -52,7 +52,7 @@ REMEDIES = pd.read_csv(PRINTED / "remedies.csv")
 REMEDIES["increase"] = 100 * (REMEDIES["perplexity"] / REMEDIES["unquantized"] - 1)  # in per cent
 
 
-def published_rows() -> list[dict]:
+def table1_rows() -> list[dict]:
     """Return Table 1 as rows with `model`, `variant` and `value`."""
     return [{"model": model, "variant": scheme, "value": value} for (model, scheme), value in TABLE1.items()]
 

@@ -161,7 +161,7 @@ class Cluster:
         lacks = {name: self._lack(task) for name, task in {task.subject.name: task for task in tasks}.items()}
         waiting, running = deque(task for task in tasks if not lacks[task.subject.name]), {}
         yield from ((task, MeasurementFailed(lack)) for task in tasks if (lack := lacks[task.subject.name]))
-        self.bar.spread(min(len(waiting), self._slots(waiting[0])) if waiting else 1)
+        self.bar.set_workers(min(len(waiting), self._slots(waiting[0])) if waiting else 1)
         try:
             while (waiting or running) and not asked_to_stop() and not self._lost():
                 if waiting and len(running) < self._queue_size(waiting[0]):

@@ -34,7 +34,7 @@ REFUSED = {  # options that do not apply to this family, and why
 
 
 def read(subject: "ModelWithText", text: str, blocks: int, _seed: int) -> "Cut":
-    """Return the first blocks of a text, with the positions at which its documents begin."""
+    """Return the first blocks of a text of causal models; a `Cut` knows where the documents in them begin."""
     from outliers.text.blocks import cut_text
 
     experiment = subject.experiment
@@ -209,7 +209,8 @@ class ModelWithText(Pretrained):
         return text.windows(experiment.stride, experiment.scored)[:count]
 
     @functools.cached_property
-    def _sized(self) -> tuple:
+    def _blocks_and_sizes(self) -> tuple:
+        """The values of the properties `blocks` and `sizes`."""
         from outliers.text.blocks import Cut
 
         text = self._text
@@ -220,12 +221,12 @@ class ModelWithText(Pretrained):
     @property
     def blocks(self) -> "torch.Tensor | list[torch.Tensor] | Examples":
         """Token ids, int64 (blocks, T), or of each document (T,); or `Examples`, for all seeds one after the other."""
-        return self._sized[0]
+        return self._blocks_and_sizes[0]
 
     @property
     def sizes(self) -> "torch.Tensor | None":
         """Bytes of UTF-8 text that the predicted tokens of each block encode, int64 (blocks,); None if unknown."""
-        return self._sized[1]
+        return self._blocks_and_sizes[1]
 
     @property
     def span(self) -> tuple[int, int]:

@@ -57,7 +57,7 @@ def masked_text(
     """
     whole, sizes = _between_ends(text, tokenizer, block, blocks)
     chosen = 1 + chosen_positions(whole[:, 1:-1], torch.Generator().manual_seed(seed))
-    return _predicting(whole, sizes, chosen, tokenizer, "+masked")
+    return _masked_examples(whole, sizes, chosen, tokenizer, "+masked")
 
 
 def each_masked(text: Text, tokenizer: PreTrainedTokenizerBase, block: int, blocks: int | None = None) -> Examples:
@@ -77,7 +77,7 @@ def each_masked(text: Text, tokenizer: PreTrainedTokenizerBase, block: int, bloc
     whole, sizes = _between_ends(text, tokenizer, block, blocks)
     chosen = torch.arange(1, block - 1).repeat(len(whole))[:, None]
     whole, sizes = (part if part is None else part.repeat_interleave(block - 2, 0) for part in (whole, sizes))
-    return _predicting(whole, sizes, chosen, tokenizer, "+each-masked")
+    return _masked_examples(whole, sizes, chosen, tokenizer, "+each-masked")
 
 
 def _between_ends(
@@ -94,14 +94,17 @@ def _between_ends(
     return torch.cat([before, cut.ids, after], 1), None if cut.sizes is None else functional.pad(cut.sizes, (1, 1))
 
 
-def _predicting(
+def _masked_examples(
     whole: torch.Tensor,
     sizes: torch.Tensor | None,
     chosen: torch.Tensor,
     tokenizer: PreTrainedTokenizerBase,
     protocol: str,
 ) -> Examples:
-    """Return blocks (blocks, T) with the mask token at the positions (blocks, predicted) to be predicted."""
+    """Return blocks (blocks, T) with the mask token at the chosen positions (blocks, predicted).
+
+    protocol: what is predicted, as rows name it.
+    """
     labels = torch.full_like(whole, IGNORED).scatter_(1, chosen, whole.gather(1, chosen))
     predicted = None if sizes is None else sizes.gather(1, chosen).sum(1)
     return Examples(whole.scatter(1, chosen, tokenizer.mask_token_id), labels, protocol, sizes=predicted)

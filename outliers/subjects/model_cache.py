@@ -157,12 +157,12 @@ class ModelCache:
                     self._form = model
             yield model
 
-    def counted(self, blocks: torch.Tensor, steps: int = 1) -> "Counted":
-        """Return blocks (blocks, T) that move the bar by some steps whenever a block passes the last model."""
-        return Counted(blocks, self.bar, steps, is_streamed(self._loaded[0]))
+    def with_progress(self, blocks: torch.Tensor, steps: int = 1) -> "BlocksWithProgress":
+        """Return blocks (blocks, T) that move the bar by some steps whenever one passes the loaded model."""
+        return BlocksWithProgress(blocks, self.bar, steps, is_streamed(self._loaded[0]))
 
-    def knowing(self, variants: Iterable[Variant], subject: ModelSubject) -> list[Variant]:
-        """Return variants with what they need to know of the subject's text: calibrations, and means of a trace.
+    def completed(self, variants: Iterable[Variant], subject: ModelSubject) -> list[Variant]:
+        """Return variants with the calibrations, and the means of a trace, that they need of the subject's text.
 
         Each is computed once per model and text.
         """
@@ -295,7 +295,10 @@ def check_scheme(
     only: Collection[str] = (),
     instead: Iterable[tuple[Scheme, Collection[str]]] = (),
 ) -> None:
-    """Raise UserError if schemes do not fit a model, places match nothing in it, or nothing is left to quantize."""
+    """Raise UserError if schemes do not fit a model, places match nothing in it, or nothing is left to quantize.
+
+    skip, only: places that stay exact, or that alone are quantized. instead: other schemes with their places.
+    """
     if scheme.learns:
         from outliers.quantization.remedies.learning import check_learned
 
@@ -307,7 +310,7 @@ def check_scheme(
 
 
 @dataclass
-class Counted:
+class BlocksWithProgress:
     """Blocks that move a bar by some steps whenever a block passes a model.
 
     streamed: whether the model reads all blocks before its layers compute; the layers then move the bar.

@@ -16,7 +16,7 @@ from outliers.models.stream import exchanged
 PROBE, CLOSE = 8, 1e-5  # tokens; difference of logits that is allowed, as a share of the largest one
 
 
-class _Stack(nn.Module):
+class _Body(nn.Module):
     """Everything of a module that runs before its head."""
 
     def __init__(self, module: nn.Module, head: str):
@@ -32,13 +32,13 @@ class Own(PreTrainedModel):
 
     base_model_prefix = "stack"
 
-    def __init__(self, config: PretrainedConfig, stack: _Stack, head: nn.Linear):
+    def __init__(self, config: PretrainedConfig, stack: _Body, head: nn.Linear):
         super().__init__(config)
         self.stack, self.head = stack, head
 
     @classmethod
     def _from_config(cls, config: PretrainedConfig, **_options: object) -> "Own":
-        """Return a model without values, from which a pass finds the anatomy."""
+        """Return a model on the device "meta", in which a forward pass finds the layers and projections."""
         return cls(config, *copy.deepcopy(cls.without_values))
 
     def get_output_embeddings(self) -> nn.Linear:
@@ -81,7 +81,7 @@ def adopt(module: nn.Module) -> PreTrainedModel:
     configs = type(f"{kind}Config", (PretrainedConfig,), {"model_type": kind})
     config = configs(**{name: value for name, value in fields.items() if name != "model_type"})
     config.vocab_size = linear[heads[-1]].out_features
-    parts = _Stack(module, heads[-1]), linear[heads[-1]]
+    parts = _Body(module, heads[-1]), linear[heads[-1]]
     empty = {id(buffer): buffer.detach().to("meta") for buffer in module.buffers()}
     empty |= {id(part): nn.Parameter(part.detach().to("meta"), part.requires_grad) for part in module.parameters()}
     own = type(kind, (Own,), {"config_class": configs, "without_values": copy.deepcopy(parts, empty)})

@@ -103,11 +103,11 @@ class TrainingRun(Subject):
     @property
     def _corpus(self) -> "Corpus":
         experiment = self.experiment
-        return _prepared(experiment.c4, experiment.wikitext, experiment.work)
+        return _cached_corpus(experiment.c4, experiment.wikitext, experiment.work)
 
 
 @functools.cache
-def _prepared(c4: str, wikitext: str, work: str) -> "Corpus":
+def _cached_corpus(c4: str, wikitext: str, work: str) -> "Corpus":
     from outliers.trainer.corpus import prepare_corpus
 
     return prepare_corpus(Path(c4), Path(wikitext), Path(work))

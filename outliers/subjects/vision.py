@@ -174,9 +174,9 @@ def _number(name: str, config: "PretrainedConfig") -> int:
     """Return the number of a class from this number or a name that the model has for it; `IGNORED` without classes."""
     if not config.num_labels:
         return IGNORED
-    plain = _plain(name)
+    plain = _class_key(name)
     for number, label in config.id2label.items():
-        if plain in (_plain(label), *map(_plain, label.split(","))):
+        if plain in (_class_key(label), *map(_class_key, label.split(","))):
             return int(number)
     if plain.isdecimal() and int(plain) < config.num_labels:
         return int(plain)
@@ -186,7 +186,7 @@ def _number(name: str, config: "PretrainedConfig") -> int:
     )
 
 
-def _plain(name: str) -> str:
+def _class_key(name: str) -> str:
     return name.strip().casefold().replace("_", " ")
 
 

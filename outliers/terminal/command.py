@@ -64,11 +64,11 @@ def app_of(command: Callable) -> typer.Typer:
 
 
 def import_for_good(*modules: str) -> None:
-    """Import modules that a command uses until it ends, without garbage collection.
+    """Import modules that a command uses until it ends, without garbage collection, then freeze all existing objects.
 
     Python searches for garbage after every 700 new objects, but torch and transformers make hundreds of thousands that
-    stay: searching them again and again takes a sixth of the start. Only the first call in a process exempts the
-    existing objects from later searches, because later there may be models among them.
+    stay: searching them again and again takes a sixth of the start. Only the first call in a process freezes objects,
+    because later there may be models among them.
     """
     if modules[0] in sys.modules:
         return

@@ -93,7 +93,7 @@ class Forecaster:
         else:
             self.todo[steps.kind] += sign * steps.work
 
-    def spread(self, workers: int) -> None:
+    def set_workers(self, workers: int) -> None:
         """Set the number of workers that share the work from now on."""
         self.workers, self.first = workers, len(self.marks)
 
@@ -104,15 +104,15 @@ class Forecaster:
             del self.marks[1 : MARKS // 2 : 2]
 
     def left(
-        self, age: float, working: str = "", inside: float = 0.0, step: float = 0.0, since: float = 0.0
+        self, age: float, working: str = "", done: float = 0.0, rest: float = 0.0, since: float = 0.0
     ) -> Left | None:
         """Return the time that is left, in seconds; None if too little is finished to know, or nothing is left.
 
         Args:
             age: seconds since the run began.
             working: kind of the step that is running.
-            inside: finished work of that step.
-            step: unfinished work of that step.
+            done: finished work of that step, as `Steps.work`.
+            rest: unfinished work of that step.
             since: seconds since work was last finished.
         """
         taken = sum(mark.seconds for mark in self.marks[1:])  # the first one includes loading a model
@@ -122,15 +122,15 @@ class Forecaster:
         rates = _rates(counted)
         share = max(1.0, self.workers / max(1, len(self.marks) - self.first))
         todo = Counter(self.todo)
-        todo[working] -= inside
+        todo[working] -= done
         made = Counter(mark.kind for mark in counted)
         paces = {kind: _near(kind, rates, made) for kind in todo}
-        usual = step * paces[working].expected
+        usual = rest * paces[working].expected
         if working in rates:
             busy = _busy(counted, age, rates, usual, since)
         else:  # a lower bound for steps of this kind, which tells nothing about others
             busy = _busy(counted, age, rates)
-            longer = max(1.0, since / usual / busy) if step else 1.0
+            longer = max(1.0, since / usual / busy) if rest else 1.0
             paces[working] = paces[working]._replace(expected=longer * paces[working].expected)
         times = {kind: busy * work * paces[kind].expected / share for kind, work in todo.items()}
         expected = sum([*self.fixed.values()]) / share + sum(times.values())
@@ -144,7 +144,7 @@ class Forecaster:
             self.totals.append((age, age + expected))
         moved = max(abs(math.log((age + expected) / total)) for _, total in self.totals)
         factor = math.exp(math.hypot(math.log(LOAD), min(moved, math.log(MOVED)), *unknown.values()))
-        gone = min(since, busy * step * paces[working].expected / share)
+        gone = min(since, busy * rest * paces[working].expected / share)
         expected = max(0.0, expected - gone)
         return Left(expected, expected / factor, expected * factor) if factor**2 <= WIDEST else None
 
@@ -174,7 +174,7 @@ def _rates(marks: Sequence[Mark]) -> dict[str, float]:
 
 
 def _busy(marks: Sequence[Mark], age: float, rates: dict[str, float], step: float = 0.0, since: float = 0.0) -> float:
-    """Return how much longer than usual the latest steps took, including the running one if it is overdue.
+    """Return the factor by which the latest steps took longer than usual, with the running one if it is overdue.
 
     Args:
         marks: finished work.
@@ -209,13 +209,13 @@ def _near(kind: str, rates: dict[str, float], made: Mapping[str, int]) -> Pace:
     group = [other for other in rates if _group(other) == _group(kind)]
     near = group or [*rates]
     logs, weights = [math.log(rates[other]) for other in near], [made[other] for other in near]
-    mean = _mean(logs, weights)
-    variance = _mean([(log - mean) ** 2 for log in logs], weights)
+    mean = _weighted_mean(logs, weights)
+    variance = _weighted_mean([(log - mean) ** 2 for log in logs], weights)
     beyond = 0.0 if len(group) >= SEVERAL else math.log(UNKNOWN)
     return Pace(math.exp(mean), math.exp(math.hypot(math.sqrt(variance), beyond)))
 
 
-def _mean(values: Iterable[float], weights: Sequence[float]) -> float:
+def _weighted_mean(values: Iterable[float], weights: Sequence[float]) -> float:
     return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
 
 

@@ -65,7 +65,7 @@ def finishing() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         noted = {}
     for number in noted:
-        signal.signal(number, _note)
+        signal.signal(number, _request_stop)
     try:
         yield
     finally:
@@ -74,11 +74,12 @@ def finishing() -> Iterator[None]:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    _end_soon()
+    _start_end_timer()
     signal.default_int_handler(number, frame)
 
 
-def _end_soon() -> None:
+def _start_end_timer() -> None:
+    """End the process in some seconds, even if the main thread is in a long call."""
     timer = threading.Timer(SECONDS, _end)
     timer.daemon = True
     timer.start()
@@ -91,11 +92,12 @@ def _end() -> None:
     os._exit(130)
 
 
-def _note(number: int, _frame: FrameType | None) -> None:
+def _request_stop(number: int, _frame: FrameType | None) -> None:
+    """Handle the first signal: the run stops after what it measures; a second one stops at once."""
     global _stop_requested
     _stop_requested = True
     if number == signal.SIGTERM:
-        _end_soon()
+        _start_end_timer()
     signal.signal(number, signal.default_int_handler)
     if sys.stderr.isatty():
         # not through sys.stderr, which may be in the middle of a write

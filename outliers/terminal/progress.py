@@ -97,13 +97,13 @@ class Progress(tqdm):
         self.set_description(name)
         self.step, self.together = steps._replace(count=1), min(steps.count, 1)
 
-    def spread(self, workers: int) -> None:
-        """Set the number of workers that share the next steps, each of which finishes several steps at once."""
-        self.forecaster.spread(max(1, workers))
+    def set_workers(self, workers: int) -> None:
+        """Set the number of workers that share the next steps; each worker finishes several steps at once."""
+        self.forecaster.set_workers(max(1, workers))
         self.marked = self.clock(), self.made
 
     def begin(self, steps: int) -> None:
-        """Begin a number of steps at once, whose progress `set_share` reports."""
+        """Begin steps of the entered measurement that run at once; `set_share` then sets their finished share."""
         if self.together > 1:
             self.update(self.together)
         self.together = steps
@@ -145,7 +145,7 @@ class Progress(tqdm):
         """Return a line with the current measurement, the share of the time that has passed, and what is left."""
         left, share = self.left(), self.share()
         passed = f"{share:.0%}, {self._time_left(left)}" if left and share else f"since {duration(self.age)}"
-        return f"{cut(self.desc, LABEL)}{passed}"
+        return f"{shortened(self.desc, LABEL)}{passed}"
 
     def _time_left(self, left: Left) -> str:
         return f"about {durations(left.least, left.most)} left"
@@ -164,7 +164,7 @@ class Progress(tqdm):
         left, share = self.left(), self.share()
         share = 1.0 if self.total and self.n >= self.total else share
         room = max(1, (values["ncols"] or sys.maxsize) - BESIDE)
-        values |= {"prefix": cut(values["prefix"], room), "n": share or 0.0, "total": 1.0}
+        values |= {"prefix": shortened(values["prefix"], room), "n": share or 0.0, "total": 1.0}
         values |= {"left": f", {self._time_left(left)}" if left else "", "elapsed": self.age}
         return values | {"bar_format": FORM if share else FORM_BEFORE}
 
@@ -195,8 +195,8 @@ class Progress(tqdm):
             self.last_print_t, wait = self._time(), TICK  # so that tqdm draws the end, too
 
 
-def cut(label: str, room: int) -> str:
-    """Return a label, which ends with a colon, shortened to some columns."""
+def shortened(label: str, room: int) -> str:
+    """Shorten a label, whose colon at the end stays, to some columns."""
     return label if len(label) <= room else f"{label[: room - 3]}…: "
 
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from outliers.criterion import LOG_PERPLEXITY
 from outliers.models.names import distinct_names
-from outliers.published.numbers import FAIRSEQ, published_rows
+from outliers.published.numbers import FAIRSEQ, table1_rows
 from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import cost_axis, log_axis, name_places, parameters_axis, plot_costs
 from outliers.show.claims import NEXT, Claim, say, say_each
@@ -116,7 +116,7 @@ def _plot_against_size(axes: Axes, rows: list[dict], styles: dict[str, dict]) ->
 
 
 def _plot_costs(axes: Axes, rows: list[dict], styles: dict[str, dict], paper: bool) -> None:
-    published, theirs = (costs_of_variants(published_rows()), FAIRSEQ) if paper else ([], [])
+    published, theirs = (costs_of_variants(table1_rows()), FAIRSEQ) if paper else ([], [])
     ours = [model for _, model in sorted({(row["parameters"], row["model"]) for row in rows})]
     for models, first, points, grey in (
         (ours, 0, rows, {}),

@@ -126,7 +126,7 @@ def test_one_model_in_memory_serves_all_texts_and_knows_each():
         model_cache = ModelCache(bar)
     one, other = (subject.load(model_cache) for subject in texts)
     assert other is one
-    known = [model_cache.knowing([outliers.variant("mean(3)")], subject)[0].intervention.means for subject in texts]
+    known = [model_cache.completed([outliers.variant("mean(3)")], subject)[0].intervention.means for subject in texts]
     assert not torch.equal(*(of_text[0, "attn_in"] for of_text in known))
     half = ModelWithText(MODEL, None, Experiment(name="text", block=16, blocks=2, dtype="bfloat16"))
     assert half.load(model_cache) is not one

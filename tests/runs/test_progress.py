@@ -36,7 +36,7 @@ from outliers.runs.planner import Planner
 from outliers.runs.run import RENDERING, of_all, rendering, shared_bar
 from outliers.subjects.causal import ModelWithText
 from outliers.subjects.cell import Cell
-from outliers.subjects.model_cache import Counted
+from outliers.subjects.model_cache import BlocksWithProgress
 from outliers.terminal import progress as module
 from outliers.terminal.forecaster import Forecaster, Left, Mark, Steps
 from outliers.terminal.progress import Progress, over
@@ -297,7 +297,7 @@ def test_what_is_left(story, clock):
 
 def test_layers_of_a_streamed_model_move_the_steps_of_all_blocks(clock):
     with Progress(8, clock=clock) as bar:
-        assert list(Counted(torch.arange(4), bar, 2, streamed=True)) == [0, 1, 2, 3]
+        assert list(BlocksWithProgress(torch.arange(4), bar, 2, streamed=True)) == [0, 1, 2, 3]
         bar.set_share(0.5)
         assert bar.n + bar.inside == 4
 
@@ -305,7 +305,7 @@ def test_layers_of_a_streamed_model_move_the_steps_of_all_blocks(clock):
 def test_workers_finish_several_steps_at_once(clock):
     with Progress(12, clock=clock) as bar:
         clock.now += 100
-        bar.spread(3)
+        bar.set_workers(3)
         for _ in range(2):
             work(bar, clock, 30, 0, 0)
         assert bar.left().expected == pytest.approx(60, rel=0.3)

@@ -125,7 +125,7 @@ def test_others_are_calibrated_behind_the_prefix(blocks):
     subject.calibration = blocks
     model_cache = ModelCache(bar=None)
     model_cache._loaded = model, {}
-    (known,) = model_cache.knowing([variant], subject)
+    (known,) = model_cache.completed([variant], subject)
     with BEHIND.on(model) as behind:
         expected = calibrate(behind, blocks)
     for place, magnitudes in known.variants[1].calibration.magnitudes.items():
