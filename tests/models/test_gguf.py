@@ -737,6 +737,8 @@ def test_heads_of_gemma_that_are_scaled_otherwise(tmp_path, monkeypatch):
     model = with_fields(monkeypatch, "gemma2", {"head_dim": 8, "query_pre_attn_scalar": 12})
     with pytest.raises(UserError, match="does not say how its attention is scaled"):
         load_model(str(save_gguf(model, tmp_path / "small.gguf")))
+    with pytest.raises(UserError, match="does not say how its attention is scaled"):
+        load_model(str(save_gguf(model, tmp_path / "small.gguf", **{"attention.scale": 0.0})))
 
 
 def test_on_the_command_line(own, monkeypatch, capsys, tmp_path):

@@ -67,6 +67,8 @@ class Field(NamedTuple):
     used: Callable[[PretrainedConfig], bool] = lambda _config: True
 
 
+# Fields in which llama.cpp takes 0 for an absent one.
+SCALES = ("attention.scale", "logit_scale", "residual_scale", "embedding_scale")
 GATES = dict.fromkeys(("glm4_moe", "deepseek_v3", "llama4_text"), 2)  # gates that are sigmoids; others are a softmax, 1
 FIELDS = {
     "block_count": Field(("num_hidden_layers",)),
@@ -90,7 +92,7 @@ FIELDS = {
     "attention.causal": Field((), _only(True)),
     "attention.scale": Field(
         ("query_pre_attn_scalar", "attention_multiplier"),
-        lambda value, config: value == 0 or abs(value * _head_width(config) ** 0.5 - 1) < 1e-6,
+        lambda value, config: abs(value * _head_width(config) ** 0.5 - 1) < 1e-6,
         lambda value, config: round(value**-2) if "query_pre_attn_scalar" in class_fields(config) else value,
     ),
     "attention.sliding_window_pattern": Field(("layer_types",), made=_layer_types),  # before fields that depend on it
@@ -109,9 +111,9 @@ FIELDS = {
     "attn_logit_softcapping": Field(("attn_logit_softcapping",), made=lambda value, _config: value or None),
     "final_logit_softcapping": Field(("final_logit_softcapping",), made=lambda value, _config: value or None),
     "router_logit_softcapping": Field(),
-    "logit_scale": Field(("logits_scaling", "logit_scale"), _only(0, 1)),
-    "residual_scale": Field(("residual_multiplier",), _only(0, 1)),
-    "embedding_scale": Field(("embedding_multiplier",), _only(0, 1)),
+    "logit_scale": Field(("logits_scaling", "logit_scale"), _only(1)),
+    "residual_scale": Field(("residual_multiplier",), _only(1)),
+    "embedding_scale": Field(("embedding_multiplier",), _only(1)),
     "swin_norm": Field((), _only(False)),
     "use_parallel_residual": Field(("use_parallel_residual",), _only(False)),
     "decoder_start_token_id": Field(("decoder_start_token_id",), _any),
@@ -210,7 +212,8 @@ def set_fields(config: PretrainedConfig, header: GGUFHeader, file: Path) -> list
         config.head_dim = config.hidden_size // config.num_attention_heads
     for key in FIELDS:
         value = header.of_model(key)
-        if value is not None and key not in settled and not _set(config, FIELDS[key], value, own):
+        absent = value is None or (key in SCALES and value == 0)
+        if not absent and key not in settled and not _set(config, FIELDS[key], value, own):
             raise _no_place(file, prefix + key, value, config)
     for attribute in BIASES.keys() & own:
         setattr(config, attribute, any(tensor.name.endswith(BIASES[attribute]) for tensor in header.tensors))

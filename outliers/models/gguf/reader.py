@@ -82,7 +82,7 @@ def _read_config(file: Path) -> tuple[PretrainedConfig, list[str]]:
         _correct_feed_forward(config, {tensor.name for tensor in header.tensors})
     unread = set_fields(config, header, file)
     config._name_or_path = str(file)
-    if header.of_model("attention.scale") is None:
+    if not header.of_model("attention.scale"):
         _check_scale(config, file)
     set_rotary_parameters(config, header, file)
     return config, unread
