@@ -47,10 +47,12 @@ class _Exchanged(TorchFunctionMode):
         self.product, self.count = product, 0
 
     def __torch_function__(self, func, _types, args=(), kwargs=None):
-        if func is not functional.linear or args[1].shape != self.product.shape:
+        given = dict(zip(("input", "weight", "bias"), args, strict=False)) | (kwargs or {})
+        if func is not functional.linear or given["weight"].shape != self.product.shape:
             return func(*args, **(kwargs or {}))
         self.count += 1
-        return self.product(args[0].to(self.product.weight.dtype)).to(args[0].dtype)
+        x = given["input"]
+        return self.product(x.to(self.product.weight.dtype)).to(x.dtype)
 
 
 def take_routers_back(model: PreTrainedModel) -> None:

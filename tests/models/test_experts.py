@@ -8,6 +8,7 @@ import pytest
 import torch
 from outlier_kernels.formats import FORMATS, Quantizer, granularities
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 
 from outliers import (
     UserError,
@@ -232,6 +233,19 @@ def test_a_trace_sees_inside_every_expert(case, blocks, tmp_path):
             assert torch.equal(found.statistics["experts.hits"][layer.number, number], (units >= 0.5).sum(0))
             if len(units):
                 assert torch.equal(found.statistics["experts.max"][layer.number, number], units.amax(0))
+
+
+def test_a_router_may_name_the_operands_of_its_product(blocks, monkeypatch):
+    plain = perplexity(quantize(make_model("mixtral"), "w4a4+router"), blocks)
+
+    def forward(self, hidden_states):
+        states = hidden_states.reshape(-1, self.hidden_dim)
+        logits = torch.nn.functional.linear(weight=self.weight, input=states)
+        scores, numbers = torch.topk(logits.float().softmax(-1), self.top_k, dim=-1)
+        return logits, scores / scores.sum(-1, keepdim=True), numbers
+
+    monkeypatch.setattr(MixtralTopKRouter, "forward", forward)
+    assert perplexity(quantize(make_model("mixtral"), "w4a4+router"), blocks) == pytest.approx(plain, rel=1e-6)
 
 
 def test_an_expert_that_is_skipped_stays_exact_while_streamed(blocks, tmp_path):
