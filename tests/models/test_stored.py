@@ -284,6 +284,11 @@ def test_modules_of_gptq_that_have_fields_of_their_own(tmp_path):
         ({r"-:.*k_proj": {}}, "k_proj.qweight'; expected none, as its 'quantization_config' leaves the module out"),
         ({"(": {}}, r"names modules by '\('"),
         ({r"(?:[\w.]|[\w.]{2}|[\w.]{3})+(?<=\d)$": {}}, "takes too long"),
+        (
+            {".*": {"rotation": "hadamard"}},
+            r"gives modules '\.\*' the field 'rotation' .* expected some of bits, check",
+        ),
+        ({".*": {"pack_dtype": "int8"}}, r"dynamic\.\*\.pack_dtype \"int8\"; expected one of int32"),
         ({".*": {"bits": 5}}, r"dynamic\.\*\.bits 5; expected one of 4, 2, 3, 8"),
     ],
 )

@@ -15,6 +15,9 @@ PACKED_LIKE = {
     "auto_round:auto_awq": "awq",
     "auto_round:awq": "awq",
 }
+# Fields of GPTQModel for single modules: those by which codes are read, and those that their search alone needed.
+OF_LAYOUT = {"bits", "group_size", "sym", "desc_act", "static_groups", "format", "checkpoint_format", "pack_dtype"}
+OF_SEARCH = {"act_group_aware", "damp_auto_increment", "damp_percent", "mse", "true_sequential"}
 WHOLE = 16  # bits, from which on auto-round does not quantize a module
 
 
@@ -38,6 +41,12 @@ def _dynamic(fields: dict, module: str, name: str) -> Iterator[dict | None]:
     module."""
     for pattern, own in (fields.get("dynamic") or {}).items():
         if _matches(regex.match, pattern.removeprefix("-:").removeprefix("+:"), module, name):
+            if unknown := sorted((own or {}).keys() - OF_LAYOUT - OF_SEARCH):
+                raise UserError(
+                    f"the configuration of '{name}' gives modules {shown(pattern)} the field {shown(unknown[0])} in "
+                    f"its 'quantization_config'; expected some of {', '.join(sorted(OF_LAYOUT))}: use the model that "
+                    "they were made of"
+                )
             yield None if pattern.startswith("-:") else own
 
 
