@@ -184,8 +184,9 @@ def _option(written: str, name: str, value: str) -> object:
             return int(value)
         ranges = tuple(map(_range, value.split(".")))
         in_order = sorted(ranges, key=lambda span: span.start)
-        apart = all(first.stop <= second.start for first, second in pairwise(in_order))
-        if name in RANGES and all(ranges) and apart:
+        if name in RANGES and all(ranges):
+            if any(first.stop > second.start for first, second in pairwise(in_order)):
+                raise UserError(f"'{written}' has '{name}={value}', whose ranges overlap; expected each number once")
             return ranges
     raise UserError(f"'{written}' has '{name}={value}'; expected one such as {FORMS}")
 

@@ -269,7 +269,7 @@ def test_bits_of_a_value(written, bits):
         "kv=int4/recent=2/recent=3": "has an option twice",
         "kv=int4+keys=int8": "has keys twice; expected each once",
         "kv=mxfp4/channels=8": "has groups of positions in 'mxfp4'",
-        "kv=int4/layers=0:2.1:3": "has 'layers=0:2.1:3'; expected one such as",
+        "kv=int4/layers=0:2.1:3": "has 'layers=0:2.1:3', whose ranges overlap; expected each number once",
         "kv=int4/layers=3:3": "has 'layers=3:3'; expected one such as",
         "kv=int4/heads=0:2.3:3": "has 'heads=0:2.3:3'; expected one such as",
         "kv=int4/recent=2:3": "has 'recent=2:3'; expected one such as",
