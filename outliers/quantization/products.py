@@ -167,7 +167,7 @@ def outlier_dimensions(left: torch.Tensor, share: float, threshold: float | None
     share: select this share of the dimensions, rounded up: those with the largest magnitudes, the first ones among
     equals. threshold: select the dimensions with an entry of at least this magnitude instead.
     """
-    count = math.ceil(share * left.shape[-1])
+    count = math.ceil(round(share * left.shape[-1], 9))  # 0.07 · 100 is more than 7 in binary
     if threshold is None and not count:
         return None
     magnitudes = left.abs().amax(-2)

@@ -203,13 +203,20 @@ def test_tokens_with_large_values_are_exact(scheme):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 9), st.integers(1, 40), st.floats(0.01, 1), st.booleans(), st.integers(0, 99))
-def test_clipping_at_a_quantile(tokens, features, quantile, per_row, seed):
-    """Against numpy's quantile of the same definition."""
+@given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 64), st.booleans(), st.integers(0, 99))
+def test_clipping_at_a_quantile(tokens, features, share, per_row, seed):
+    """Against numpy's quantile of the same definition, with products that binary fractions hold."""
+    quantile = share / 64
     x = torch.randn(tokens, features, generator=torch.Generator().manual_seed(seed)) ** 3
     axis = 1 if per_row else None
     limit = np.quantile(x.abs().numpy(), quantile, axis=axis, keepdims=True, method="inverted_cdf")
     assert torch.equal(clip(x, quantile, per_row), x.clamp(-torch.from_numpy(limit), torch.from_numpy(limit)))
+
+
+def test_a_quantile_is_the_decimal_number_that_was_written():
+    """Although 0.55 · 100 is more than 55 in binary."""
+    x = torch.arange(1.0, 101.0)[None]
+    assert torch.equal(clip(x, 0.55, True), x.clamp(max=55))
 
 
 def test_what_is_clipped():

@@ -26,7 +26,8 @@ def clip(hidden_states: torch.Tensor, quantile: float, per_row: bool, threshold:
     if not magnitudes.numel():
         return hidden_states
     groups = magnitudes if per_row else magnitudes.view(1, -1)
-    above = groups.shape[1] - math.ceil(quantile * groups.shape[1])  # few at usual quantiles, so that topk is fast
+    below = math.ceil(round(quantile * groups.shape[1], 9))  # 0.55 · 100 is more than 55 in binary
+    above = groups.shape[1] - below  # few at usual quantiles, so that topk is fast
     limit = groups.topk(above + 1, 1).values[:, -1:]
     changes = hidden_states.isfinite() if kept is None else hidden_states.isfinite() & kept
     return torch.where(changes, hidden_states.clamp(-limit, limit), hidden_states)
