@@ -99,7 +99,7 @@ TESTS = {
 
 MUTATIONS = {
     "outliers/models/stored/tensors.py": [
-        ("return file.read(start, end).view", "return WeightFile(path).read(start, end).view"),
+        ("return file.read(start, end).view", "return WeightFile(file.path).read(start, end).view"),
         ("position != file.size", "False"),
     ],
     "outliers/models/skeleton.py": [("compute_buffers(model)\n", "pass\n")],
