@@ -20,6 +20,7 @@ from outliers.runs.forecast import ModelRun, model_run_of
 from outliers.runs.reprint import is_here
 from outliers.runs.rows import Row, Rows
 from outliers.show.value import grouped
+from outliers.show.words import span
 from outliers.subjects.cell import Cell, CellPlan, NotMeasured, Subject, Task, next_cells
 from outliers.subjects.model_cache import ModelCache, check_same_weights, naming
 from outliers.subjects.provenance import code_hash, environment, joined_provenance, measuring
@@ -295,7 +296,8 @@ class Planner:
         named = ", ".join([*names[:NAMED], *([f"{len(names) - NAMED} more"] if len(names) > NAMED else [])])
         tasks, splits = [], bundle[0].metric.measurement.splits
         for part, (start, end) in zip(parts, ends, strict=True):
-            name = f"{named}, blocks {part.start} to {part.stop - 1}" if splits else named
+            several = "s" if part.stop - part.start > 1 else ""
+            name = f"{named}, block{several} {span(part.start, part.stop - 1)}" if splits else named
             share, arguments = steps._replace(count=end - start), (bundle, part, provenance)
             tasks.append(Task(name, measure_cells, bundle[0].subject, arguments, share, number))
         return tasks

@@ -18,7 +18,7 @@ from outliers.models.names import distinct_names, short_name
 from outliers.quantization.schemes import BASELINE
 from outliers.show.units import FEWEST
 from outliers.show.value import Numbers, grouped, value_of
-from outliers.show.words import listed, precision
+from outliers.show.words import listed, precision, span
 
 ONCE = "Each perplexity was measured once; --draws 4 measures its scatter by rounding."
 DRAWN = (
@@ -440,8 +440,8 @@ def _text(text: str, protocol: str, block: int | None, spans: list[tuple[int, in
     if protocol == PICTURES:
         return f"text {text}, {listed(count for _, count in spans)} pictures"
     whole = all(first == 0 for first, _ in spans)
-    counts = (f"{count:,}" if whole else f"{first + 1} to {first + count}" for first, count in spans)
-    many = "blocks" if spans != [(0, 1)] else "block"
+    counts = (f"{count:,}" if whole else span(first + 1, first + count) for first, count in spans)
+    many = "block" if [count for _, count in spans] == [1] else "blocks"
     blocks = f"{listed(counts)} {many}" if whole else f"{many} {listed(counts)}"
     cut = "" if protocol == USUAL else f" ({protocol})"
     return f"text {text}{cut}, {blocks} of {block:,} tokens"

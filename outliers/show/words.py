@@ -39,6 +39,11 @@ def ranges(numbers: list[int]) -> str:
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
+def span(first: int, last: int) -> str:
+    """Write a range of whole numbers: 2 to 5, or 7."""
+    return f"{first} to {last}" if first < last else f"{first}"
+
+
 def precision(bar: float | None, usual: int) -> tuple[int, str]:
     """Return how many decimals of a number its error bar supports, and the bar with as many: 3 and "0.012".
 

@@ -17,7 +17,7 @@ from outliers.show.section import Context, Drawing, Finding, Section, printed, v
 from outliers.show.style import color_of, figure_function, panels_of
 from outliers.show.tables import Table, scatter_note, scattered
 from outliers.show.value import RowsOrFrame, comparable_rows, exact, scattered_by, value_of
-from outliers.show.words import decibels
+from outliers.show.words import decibels, span
 
 STAGES = {  # stage of a plan: label in the legend, colour, marker, fill
     "search": ("on the blocks of the search", "blue", "o", "none"),
@@ -201,7 +201,7 @@ def _chosen(rows: list[dict], plan: Plan) -> Table:
 
 def _sets(points: pd.DataFrame, rows: list[dict], by: str) -> Table:
     blocks = {row["stage"]: (row.get("first_block", 0), row.get("blocks", 0)) for row in rows if "stage" in row}
-    names = {stage: f"{first + 1} to {first + count}" for stage, (first, count) in blocks.items()}
+    names = {stage: span(first + 1, first + count) for stage, (first, count) in blocks.items()}
     data = points.drop(columns="variant").assign(blocks=points["stage"].map(names))
     columns = [*SETS[:2], *PRICES[by], *SETS[2:]]
     return Table.of("plan_sets", "Perplexity of each measured set.", columns, data, folded=True)

@@ -12,7 +12,7 @@ from outliers.show.section import Context, Drawing, Finding, Section, printed, t
 from outliers.show.style import figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell, scattered
 from outliers.show.value import DEVIATIONS, RowsOrFrame, comparable_rows, exact, grouped, scattered_by, value_of
-from outliers.show.words import part
+from outliers.show.words import part, span
 
 
 @figure_function
@@ -62,7 +62,7 @@ OF_PART = (
 )
 TABLES = (  # metric without its prefix: title, columns of its own, whether a page folds it
     ("type", "by type of the predicted token", (("type", "{type}"), *OF_PART), False),
-    ("position", "by position", (("positions", "{first:.0f} to {last:.0f}"), *OF_PART), True),
+    ("position", "by position", (("positions", lambda row: span(int(row["first"]), int(row["last"]))), *OF_PART), True),
     ("token", "by token, those with the largest", (("token", "{name}"), ("type", "{type}"), *OF_PART), True),
     (
         "context",

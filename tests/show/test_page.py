@@ -75,6 +75,7 @@ SAMPLE = {"text": "sample", "protocol": "first-blocks", "block": 128}
             [SAMPLE | {"blocks": 8, "first_block": 4}, SAMPLE | {"blocks": 4}],
             "Text sample, blocks 1 to 4 and 5 to 12 of 128 tokens",
         ),
+        ([SAMPLE | {"blocks": 1, "first_block": 5}], "Text sample, block 6 of 128 tokens"),
         (
             [SAMPLE | {"blocks": 4, "protocol": "first-blocks+bos"}],
             "Text sample (first-blocks+bos), 4 blocks of 128 tokens",
