@@ -284,11 +284,11 @@ def ablate(
     from outliers.models.anatomy.stack_views import stack_view
     from outliers.runs.loaded import measure_loaded
     from outliers.subjects.given import Given
-    from outliers.text.blocks import sequences
+    from outliers.text.blocks import unpad
     from outliers.tracing.trace import trace
     from outliers.variants.ablated import feature_means
 
-    subject = Given(model, list(sequences(blocks, attention_mask)))
+    subject = Given(model, list(unpad(blocks, attention_mask)))
     model, features, methods, where = subject.loaded, list(features), list(methods), list(where)
     width = features_of(model)
     ablations.treatments(features, width, methods, controls, seed, where)  # reports mistakes before the text is traced

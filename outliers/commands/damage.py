@@ -264,12 +264,12 @@ def damage(
     from outliers.quantization.convert import check_calibrated
     from outliers.runs.loaded import measure_loaded
     from outliers.subjects.given import Given
-    from outliers.text.blocks import sequences
+    from outliers.text.blocks import unpad
     from outliers.variants.draw import check_draws
 
     chosen = by is not DAMAGE_BY
     by = [by] if isinstance(by, str) else list(by)
-    blocks = list(sequences(blocks, attention_mask))
+    blocks = list(unpad(blocks, attention_mask))
     check_draws(draws, str(model.dtype).removeprefix("torch."))
     if (scheme is None) == (against is None):
         raise UserError("both a scheme and another model, or neither; expected one of the two: scheme=… or against=…")

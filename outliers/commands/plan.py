@@ -166,12 +166,12 @@ def plan(
     from outliers.quantization.convert import check_calibrated
     from outliers.runs.loaded import measure_loaded
     from outliers.subjects.given import Given
-    from outliers.text.blocks import sequences
+    from outliers.text.blocks import unpad
 
     if by not in BY:
         raise unknown_name("size of a plan", by, BY)
     check_calibrated(get_scheme(scheme), calibration)
-    searched, confirmed = (Given(model, list(sequences(part, None))) for part in (blocks, confirm))
+    searched, confirmed = (Given(model, list(unpad(part, None))) for part in (blocks, confirm))
     under, better = Quantized(get_scheme(scheme), calibration=calibration), tuple(map(get_scheme, instead))
     cost = check_share("cost", cost)
     search = Search(searched, confirmed, under, better, cost, by, draws)

@@ -197,9 +197,9 @@ def _split_ablation(variant: Variant) -> tuple[Variant, Ablated]:
     projections that is not of q, k and v alone is part of the change of the whole model.
     """
     *others, last = variant.parts
-    if last.at_attention is None:
+    if last.attention_ablation is None:
         return variant, Ablated(Intervention(()))
-    return Together(tuple(others)) if others else AS_IT_IS, last.at_attention
+    return Together(tuple(others)) if others else AS_IT_IS, last.attention_ablation
 
 
 MEASUREMENT = AttentionMeasurement()

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError, not_finite
 from outliers.metrics.measurement import CellMeasurement, float_digits
 from outliers.metrics.records import AFTER, ATTENDED, BEFORE, TINY
-from outliers.models.anatomy.parts import Part, parts
+from outliers.models.anatomy.parts import StreamReader, stream_readers
 from outliers.models.anatomy.weights import parameter_of
 from outliers.models.attention import attentions, is_replaceable, product_hooks
 from outliers.models.decoder import inference, watched_pass
@@ -235,7 +235,7 @@ def check_shows(model: PreTrainedModel) -> None:
             "transformers; expected an architecture such as gpt2, llama, bert or vit"
         )
     for attention in attentions(model):
-        if not {*ATTENDED} <= {part.name for part in parts(model, attention.layer)}:
+        if not {*ATTENDED} <= {part.name for part in stream_readers(model, attention.layer)}:
             raise UserError(
                 f"'{attention.path}' of '{model.config.model_type}' makes no queries, keys and values of one state by "
                 "a projection each; expected an architecture such as gpt2, llama, bert or vit"
@@ -260,7 +260,7 @@ def _hooks(channels: Channels, count: int, model: PreTrainedModel, layer: int | 
 class _LayerObserver:
     def __init__(self, channels: Channels, model: PreTrainedModel, layer: int):
         self.channels, self.layer = channels, layer
-        self.parts = {part.name: part for part in parts(model, layer) if part.name in ATTENDED}
+        self.parts = {part.name: part for part in stream_readers(model, layer) if part.name in ATTENDED}
         self.projected: dict[str, torch.Tensor] = {}
 
     @contextmanager
@@ -271,7 +271,7 @@ class _LayerObserver:
                 stack.callback(part.reader.module.register_forward_hook(hook).remove)
             yield
 
-    def _see_projection(self, part: Part, _module, inputs: tuple, output: torch.Tensor) -> None:
+    def _see_projection(self, part: StreamReader, _module, inputs: tuple, output: torch.Tensor) -> None:
         self.projected[part.name] = output.flatten(0, -2)[:, part.outputs.to(output.device)]
         if part.name == "k":
             total = inputs[0].flatten(0, -2).double().sum(0).cpu()
@@ -298,7 +298,7 @@ class _LayerObserver:
                 self.channels.weights[self.layer, head, channel] = row
 
 
-def _plain(part: Part) -> nn.Module:
+def _plain(part: StreamReader) -> nn.Module:
     """Return the exact projection, also of a quantized one."""
     return getattr(part.reader.module, "projection", part.reader.module)
 

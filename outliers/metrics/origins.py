@@ -44,7 +44,7 @@ from outliers.quantization.linear import stored_weight
 from outliers.subjects.cell import Cell
 from outliers.subjects.model_cache import ModelCache
 from outliers.terminal.progress import with_bar
-from outliers.text.blocks import sequences
+from outliers.text.blocks import unpad
 from outliers.text.tokens import visible_token
 
 MOST_POSITIONS = 3  # listed positions with a writer's largest terms, at most
@@ -400,7 +400,7 @@ def origins(
     model = separate_layers(model)
     features, positions = list(dict.fromkeys(features)), sorted(set(positions))
     check_accountable(model.config, features_of(model), features)
-    observer = _observe(model, sequences(blocks, attention_mask), features, positions, variant)
+    observer = _observe(model, unpad(blocks, attention_mask), features, positions, variant)
     account = observer.account()
     if tokens is not None:
         occurred = {token for sums in account.sums.values() for token in sums.at[..., 1].unique().tolist()}

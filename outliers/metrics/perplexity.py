@@ -24,7 +24,7 @@ from outliers.quantization.convert import coded
 from outliers.show import units
 from outliers.subjects.cell import Subject
 from outliers.terminal.progress import expect_passes, with_bar
-from outliers.text.blocks import COLUMN, cut_text, sequences
+from outliers.text.blocks import COLUMN, cut_text, unpad
 from outliers.text.given import Text
 from outliers.variants.draw import value_over_draws
 from outliers.variants.written import variant
@@ -86,7 +86,7 @@ def perplexity(
         >>> 1 < outliers.perplexity(model, blocks) < model.config.vocab_size
         True
     """
-    return perplexity_of(losses(model, sequences(blocks, attention_mask)))
+    return perplexity_of(losses(model, unpad(blocks, attention_mask)))
 
 
 @with_bar
@@ -113,7 +113,7 @@ def perplexities(
         2
     """
     changes = [variant(change) if isinstance(change, str) else change for change in variants]
-    losses = variant_losses(model, sequences(blocks, attention_mask), changes)
+    losses = variant_losses(model, unpad(blocks, attention_mask), changes)
     return [perplexity_of(losses_under) for losses_under in losses]
 
 

@@ -24,7 +24,7 @@ from outliers.quantization.schemes import BASELINE, get_scheme
 from outliers.show import units
 from outliers.subjects.cell import Cell
 from outliers.subjects.model_cache import ModelCache, naming
-from outliers.text.blocks import sequences
+from outliers.text.blocks import unpad
 from outliers.tracing.result import Trace
 from outliers.tracing.table4 import trace_row
 from outliers.tracing.trace import traces
@@ -91,7 +91,7 @@ def _watch(
 ) -> dict[str, dict[str, float]]:
     of_blocks: list[Loss | Later] = []
     see = lambda ids, states: of_blocks.append(loss_of(model, ids, states))  # noqa: E731
-    found_traces = traces(model, sequences(blocks, None), alpha=alpha, attention=attention, see_last=see)
+    found_traces = traces(model, unpad(blocks, None), alpha=alpha, attention=attention, see_last=see)
     losses = finite_losses(of_blocks)
     perplexity = perplexity_of(losses)
     error = units.standard_error(units.residuals(*zip(*losses, strict=True), perplexity))

@@ -27,7 +27,7 @@ from outliers.models.weight_files import state_of
 from outliers.show import units
 from outliers.subjects.cell import Cell
 from outliers.subjects.model_cache import ModelCache
-from outliers.text.documents import reach_data_set
+from outliers.text.documents import check_data_set
 from outliers.text.task_data import FIGURE1_TASKS, FOLDER, LOCAL_TASKS, no_data
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _load_task(name: str, manager: "TaskManager") -> "Task":
     source = (manager.task_index[name].cfg or {}).get("dataset_path")
     try:
         if source and "/" in source and not Path(source).exists():
-            reach_data_set(source)
+            check_data_set(source)
         task = manager.load(name)["tasks"][name]
     except UserError:
         raise

@@ -39,7 +39,7 @@ _plain: dict[int, ref] = {}  # by length: the last mask known to be causal
 
 
 class AttentionCall(NamedTuple):
-    """The arguments of a call of attention beside its states.
+    """The arguments of a call of attention beside queries, keys and values.
 
     mask: added to the scores, or True where a query attends, (1, heads or 1, queries, keys); None for all keys, or for
     those up to each query if it is causal. scaling: factor of the products of queries and keys; None for the inverse
@@ -65,11 +65,12 @@ class AttentionCall(NamedTuple):
         return seen.tril(first) if self.causal and queries > 1 else seen
 
 
-class Attending(NamedTuple):
+class AttentionSettings(NamedTuple):
     """The attention of a module.
 
     config: its own configuration. function: the function that computes it; None for the one that the configuration
-    names. changes: functions that change its states, one after the other, called as the visits of `product_hooks`.
+    names. changes: functions of query, key, value and their `AttentionCall` that return changed queries, keys and
+    values, or None; applied one after the other.
     """
 
     config: PretrainedConfig
@@ -77,8 +78,9 @@ class Attending(NamedTuple):
     changes: tuple[Callable[..., States | None], ...] = ()
 
 
-def attending_of(module: nn.Module) -> Attending:
-    return vars(module).get("attending") or Attending(module.config)
+def settings_of(module: nn.Module) -> AttentionSettings:
+    """Return the settings of an attention module: without `change_attention`, its configuration alone."""
+    return vars(module).get("attending") or AttentionSettings(module.config)
 
 
 def change_attention(module: nn.Module, **changed) -> None:
@@ -87,9 +89,9 @@ def change_attention(module: nn.Module, **changed) -> None:
     The module gets its own configuration for that, so that the model's configuration, and with it the masks, does not
     change.
 
-    changed: fields of `Attending`; function: with the signature of transformers' attention functions.
+    changed: fields of `AttentionSettings`; function: with the signature of transformers' attention functions.
     """
-    attending = attending_of(module)._replace(**changed)
+    attending = settings_of(module)._replace(**changed)
     vars(module).pop("attending", None)
     module.config = attending.config
     if attending.function or attending.changes:
@@ -99,12 +101,12 @@ def change_attention(module: nn.Module, **changed) -> None:
 
 def attend(module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *mask, **others) -> tuple:
     """Compute attention as `change_attention` set it up for the module, as an attention function of transformers."""
-    attending = attending_of(module)
+    attending = settings_of(module)
     if attending.changes:
         call = call_of(module, *mask, **others)
         for change in attending.changes:
             query, key, value = change(query, key, value, call) or (query, key, value)
-    function = attending.function or _named(module, attending.config._attn_implementation)
+    function = attending.function or _attention_function(module, attending.config._attn_implementation)
     return function(module, query, key, value, *mask, **others)
 
 
@@ -116,12 +118,12 @@ def call_of(
     sliding_window: int | None = None,
     **_others,
 ) -> AttentionCall:
-    """Collect the arguments of a transformers attention function beside the states."""
+    """Collect the arguments of a transformers attention function beside queries, keys and values."""
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     return AttentionCall(attention_mask, scaling, causal, sliding_window)
 
 
-def _named(module: nn.Module, implementation: str) -> Callable:
+def _attention_function(module: nn.Module, implementation: str) -> Callable:
     own = sys.modules[type(module).__module__].eager_attention_forward
     return summed_attention if implementation == OURS else AttentionInterface().get(implementation, own)
 
@@ -139,7 +141,7 @@ def product_hooks(
     with ExitStack() as stack:
         for attention in attentions(model) if is_replaceable(model) else ():
             if only in (None, attention.layer):
-                changes = attending_of(attention.module).changes
+                changes = settings_of(attention.module).changes
                 stack.callback(change_attention, attention.module, changes=changes)
                 change_attention(attention.module, changes=(*changes, partial(visit, attention.layer)))
         yield
@@ -163,7 +165,7 @@ def is_replaceable(model: PreTrainedModel) -> bool:
     return model._supports_attention_backend and not anatomy_of(model.config).decoder and any(attentions(model))
 
 
-def check_attention(model: PreTrainedModel) -> None:
+def check_replaceable_attention(model: PreTrainedModel) -> None:
     if not is_replaceable(model):
         raise UserError(
             f"the attention of '{model.config.model_type}' cannot be replaced in transformers; expected an "
@@ -188,7 +190,7 @@ def eager(model: PreTrainedModel, summed: bool = False) -> Iterator[None]:
         return
     upcast = getattr(model.config, "reorder_and_upcast_attn", False)  # GPT-2 does so only under the name "eager"
     owners = [model, *(stack_module(model, stack) for stack in stacks_of(model.config))]
-    module_configs = (attending_of(one.module).config for one in attentions(model) if hasattr(one.module, "config"))
+    module_configs = (settings_of(one.module).config for one in attentions(model) if hasattr(one.module, "config"))
     configs = [*(owner.config for owner in owners), *module_configs]  # a copied layer has its own
     named = [config._attn_implementation for config in configs]
     for config in configs:  # `set_attn_implementation` fails for Falcon
@@ -220,7 +222,7 @@ def summed_attention(
     """
     others = {name: given for name, given in others.items() if given is not None}
     if not others.keys() <= MASK or dropout or scaling is None or not _is_plain(query, key, attention_mask):
-        plain = _named(module, "eager")
+        plain = _attention_function(module, "eager")
         return plain(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **others)
     heads, length = query.shape[1:3]
     if dispatch.has_attention_kernel(query, key):
@@ -250,10 +252,11 @@ def summed_attention(
 
 
 def causal_mask(**given) -> torch.Tensor | None:
-    """Return a mask of transformers for `summed_attention`.
+    """Return the mask of the "eager" attention of transformers, from the keywords that it gives to functions of masks;
+    None if that has none.
 
-    The mask of a sequence that attends to itself is reused from the previous block if it still exists, so that it need
-    not be tested for causality again.
+    The mask of a sequence that attends to itself is the same tensor for blocks of one length while any of them is in
+    use, so that it need not be tested for causality again.
     """
     length = given.get("q_length")
     if length != given["kv_length"] or any(given.get(name) != value for name, value in OF_ONE.items()):

@@ -31,7 +31,7 @@ from outliers.models.skeleton import refusals
 from outliers.models.source import Source
 from outliers.models.stored import unpacked
 from outliers.models.stored.adapter import merge_adapter
-from outliers.models.stored.tensors import BYTES, FLOATS, OTHERS, Lazy, printable, read_safetensors, twice
+from outliers.models.stored.tensors import BYTES, FLOATS, OTHERS, Lazy, duplicate_error, printable, read_safetensors
 from outliers.models.weight_files import (
     ADAPTER,
     ADAPTER_WEIGHTS,
@@ -105,11 +105,11 @@ def read_checkpoint(source: Source, name: str, revision: str | None, model: PreT
             _, tensors = read_safetensors(file, partial(safetensors_refusals, name))
         for lazy in tensors:
             if lazy.name in stored:
-                raise twice(name, lazy, stored[lazy.name])
+                raise duplicate_error(name, lazy, stored[lazy.name])
             stored[lazy.name] = lazy
     fields = model.config.to_dict().get("quantization_config") or {}
-    turned = [path for path, module in model.named_modules() if isinstance(module, Conv1D)]
-    stored = unpacked(stored, fields, name, turned)
+    transposed = [path for path, module in model.named_modules() if isinstance(module, Conv1D)]
+    stored = unpacked(stored, fields, name, transposed)
     tensors, ignored = _by_own_names(stored, name, model, DEQUANTIZED.get(fields.get("quant_method")))
     expected = model.state_dict()
     for tensor_name, lazy in tensors.items():
@@ -118,7 +118,7 @@ def read_checkpoint(source: Source, name: str, revision: str | None, model: PreT
     if source.adapter:
         tensors = merge_adapter(tensors, model.config, folder)
     fields = adapter_fields(folder)
-    return Checkpoint(tensors, _without_harmless(ignored, model), fields and adapter_in_words(fields))
+    return Checkpoint(tensors, _harmful_keys(ignored, model), fields and adapter_in_words(fields))
 
 
 @contextmanager
@@ -179,7 +179,7 @@ def _by_own_names(
         if tensor_name not in names:
             ignored[key] = tensor_name
         elif first:
-            raise twice(name, lazy, first)
+            raise duplicate_error(name, lazy, first)
         elif pattern is None:
             tensors[tensor_name] = lazy
         else:
@@ -203,7 +203,7 @@ def _with_cause(error: UserError, ignored: Iterable[str], model: PreTrainedModel
     """Add to an error about missing tensors why their names may differ."""
     own = model.state_dict().keys()
     for part, wrapped in WRAPPED.items():
-        if any(part in key and _unwrapped(key) in own for key in ignored):
+        if any(part in key and _remove_wrappers(key) in own for key in ignored):
             return UserError(
                 f"{error}: names of those that it has contain '{part}', which {wrapped} puts there; save the model "
                 "that is inside"
@@ -211,7 +211,7 @@ def _with_cause(error: UserError, ignored: Iterable[str], model: PreTrainedModel
     return error
 
 
-def _unwrapped(key: str) -> str:
+def _remove_wrappers(key: str) -> str:
     for part in WRAPPED:
         key = key.replace(part, "")
     return key
@@ -237,10 +237,12 @@ def _joined(
     skeleton: PreTrainedModel | None,
     name: str,
 ) -> dict[str, Lazy]:
-    """Return the tensors of a model that its files hold in parts, such as one for each expert, or codes and scales.
+    """Return the tensors of model `name` that its files hold in parts, such as one for each expert, or codes and
+    scales.
 
-    parts: each with the pattern that identifies its kind. converter: transformers' rule that joins them. skeleton:
-    the model that defines the dtype of dequantized weights; None if nothing is dequantized.
+    tensor_name: the first of them; the rule may make others of the same parts. parts: each with the pattern of the rule
+    that its name matches. converter: transformers' rule that joins them. skeleton: the model that defines the dtype of
+    dequantized weights; None if nothing is dequantized.
     """
     parts = sorted(parts, key=lambda part: dot_natural_key(part[1].name))
     patterns = {"source_patterns": converter.source_patterns, "target_patterns": converter.target_patterns}
@@ -248,7 +250,8 @@ def _joined(
     for _, lazy in parts:
         check_type(lazy, FLOATS | (BYTES if skeleton else {}), name)
 
-    def made(place: int, own_name: str, parts: list[tuple[str, Lazy]], get: Callable) -> torch.Tensor:
+    def join(index: int, own_name: str, parts: list[tuple[str, Lazy]], get: Callable) -> torch.Tensor:
+        """Return the tensor number `index` of those that the rule makes of the parts, each read by `get`."""
         by_pattern = defaultdict(list)
         for pattern, lazy in parts:
             by_pattern[pattern].append(get(lazy))
@@ -256,25 +259,25 @@ def _joined(
             by_pattern = operation.convert(
                 by_pattern, **patterns, full_layer_name=own_name, model=skeleton or model, config=model.config
             )
-        return [*by_pattern.values()][place]
+        return [*by_pattern.values()][index]
 
-    def lazy_of(place: int, own_name: str, parts: list[tuple[str, Lazy]], **more) -> Lazy:
-        shape = tuple(made(place, own_name, parts, Lazy.without_values).shape)
+    def lazy_of(index: int, own_name: str, parts: list[tuple[str, Lazy]], **more) -> Lazy:
+        shape = tuple(join(index, own_name, parts, Lazy.without_values).shape)
         spans = [span for _, lazy in parts for span in lazy.spans]
         notes = "; ".join(dict.fromkeys(lazy.note for _, lazy in parts if lazy.note))
-        read = partial(made, place, own_name, parts, methodcaller("read"))
+        read = partial(join, index, own_name, parts, methodcaller("read"))
         return Lazy(own_name, shape, "F32", spans, read, notes, **more)
 
-    def piece(place: int, own_name: str, number: int) -> Lazy:
-        return lazy_of(place, own_name, list(_parts_of_expert(parts, number)))
+    def cut_expert(index: int, own_name: str, number: int) -> Lazy:
+        return lazy_of(index, own_name, list(_parts_of_expert(parts, number)))
 
     in_pieces = all(lazy.piece or EXPERT.search(lazy.name) for _, lazy in parts)
     tensors = {}
-    for place, target in enumerate(converter.target_patterns):
-        own_name = tensor_name.replace(first, target) if place else tensor_name
+    for index, target in enumerate(converter.target_patterns):
+        own_name = tensor_name.replace(first, target) if index else tensor_name
         try:
-            more = {"piece": partial(piece, place, own_name)} if in_pieces and expected[own_name].ndim > 2 else {}
-            tensors[own_name] = lazy_of(place, own_name, parts, **more)
+            more = {"piece": partial(cut_expert, index, own_name)} if in_pieces and expected[own_name].ndim > 2 else {}
+            tensors[own_name] = lazy_of(index, own_name, parts, **more)
         except (RuntimeError, ValueError, IndexError):  # torch refuses to join them
             raise _part_shape_error(parts, expected[own_name].shape, name) from None
     return tensors
@@ -322,8 +325,9 @@ def _part_shape_error(parts: list[tuple[str, Lazy]], expected: torch.Size, name:
     return _shape_error(found, odd.name, expected, name)
 
 
-def check_complete(stored: Iterable[str], model: PreTrainedModel, name: str, torn: Iterable[str] = ()) -> None:
-    """Raise UserError if tensors of a model, or parts of them, are missing.
+def check_complete(stored: Iterable[str], model: PreTrainedModel, name: str, lacking_parts: Iterable[str] = ()) -> None:
+    """Raise UserError if tensors of a model are missing, or parts of tensors that are joined of several,
+    `lacking_parts`.
 
     Of tied tensors one is enough, and tensors that the architecture computes, such as Marian's positions, may be
     absent.
@@ -332,11 +336,13 @@ def check_complete(stored: Iterable[str], model: PreTrainedModel, name: str, tor
     present = {tied.get(tensor_name, tensor_name) for tensor_name in stored}
     missing = [tensor_name for tensor_name in model.state_dict() if tied.get(tensor_name, tensor_name) not in present]
     missing = [tensor_name for tensor_name in missing if not any(re.search(one, tensor_name) for one in computed)]
-    if missing := [*missing, *torn]:
+    if missing := [*missing, *lacking_parts]:
         raise UserError(f"the checkpoint of '{name}' lacks {len(missing)} tensors ({joined_names(missing)})")
 
 
-def _without_harmless(ignored: dict[str, str], model: PreTrainedModel) -> list[str]:
+def _harmful_keys(ignored: dict[str, str], model: PreTrainedModel) -> list[str]:
+    """Return the keys of ignored tensors, given with their names in the model, that transformers would not ignore
+    silently."""
     patterns = [*HARMLESS, *(model._keys_to_ignore_on_load_unexpected or []), other_parts(model.config)]
     harmless = re.compile("|".join(f"({pattern})" for pattern in patterns))
     return [key for key, name in ignored.items() if not (harmless.search(key) or harmless.search(name))]

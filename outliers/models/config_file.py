@@ -179,7 +179,7 @@ def _read_config_file(file: Path, _state: tuple | None) -> dict:
     if len(content) > LARGEST_FILE:
         raise UserError(f"'{file}' is larger than {LARGEST_FILE >> 20} MB; expected a model's configuration")
     try:
-        fields = json.loads(content.decode(), object_pairs_hook=_without_contradiction)
+        fields = json.loads(content.decode(), object_pairs_hook=_consistent_fields)
     except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8, or a number of 5,000 digits
         reason = "nested too deeply" if isinstance(error, RecursionError) else reason_of(error, 150)
         raise UserError(f"'{file}' is not valid JSON ({reason}); download the model again") from None
@@ -208,7 +208,8 @@ def architecture_first(kind: str) -> Iterator[None]:
         raise
 
 
-def _without_contradiction(pairs: list[tuple[str, Any]]) -> dict:
+def _consistent_fields(pairs: list[tuple[str, Any]]) -> dict:
+    """Return the fields of an object of JSON; raise ValueError if one has two different values."""
     fields = dict(pairs)
     for name, value in pairs if len(fields) < len(pairs) else ():
         if fields[name] != value:
@@ -224,7 +225,7 @@ def check_fields(fields: dict, where: str | Path) -> None:
     for names, (least, most) in LIMITS.items():
         most = MOST_POSITIONS.get(fields.get("model_type"), most) if names is POSITIONS else most
         for name in names:
-            if not all(least <= number <= most for number in _numbers(fields.get(name))):
+            if not all(least <= number <= most for number in _all_numbers(fields.get(name))):
                 kind = "number" if names is NORM_EPSILONS else "whole number"
                 _refuse(fields, name, where, f"a {kind} from {least} to {most:,}")
     for relation in RELATIONS:
@@ -242,10 +243,11 @@ def _refuse(fields: dict, name: str, where: str | Path, expected: str) -> NoRetu
     raise UserError(f"'{where}' asks for {name} {shown(fields[name], json.dumps)}; expected {expected}")
 
 
-def _numbers(value) -> Iterator[float]:
+def _all_numbers(value) -> Iterator[float]:
+    """Yield the numbers, True and False among them, in a value of JSON and its nested lists."""
     if isinstance(value, list):
         for entry in value:
-            yield from _numbers(entry)
+            yield from _all_numbers(entry)
     elif isinstance(value, int | float):
         yield value
 

@@ -70,8 +70,8 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def inference(observe: Observe) -> Observe:
-    """Decorate a function that measures a model, its first argument: no gradients, eval mode, and each layer its own
-    module."""
+    """Decorate a function that measures a model, its first argument: it runs without gradients, on the model as
+    `separate_layers` returns it, in eval mode."""
 
     @functools.wraps(observe)
     def observing(model: PreTrainedModel, *arguments, **keywords):
@@ -162,13 +162,12 @@ def run_decoder(
     """Pass blocks through the layers of all stacks, each as a separate sequence.
 
     A resident model passes one block after the other. A streamed model passes all blocks through each layer before the
-    next, so that hooks see them in turns, announced by `begin`.
+    next; `begin` announces each block in each layer.
 
     Args:
         model: a model of any family; with a `stream` if its layers are not resident.
         blocks: token ids, int64 (blocks, T), or any iterable of (T,); or examples of another family.
-        begin: called with the number of a block, and the ids at the positions that each stack reads, before hooks see
-            the block.
+        begin: called with the number of a block and its ids as `ids_of` returns them, before hooks see the block.
         variant: applied to a streamed model's layers; a resident model is under it already, see `under`.
 
     Yields:

@@ -182,7 +182,8 @@ def _memory_layout(x: torch.Tensor) -> tuple:
 
 
 class _Shared:
-    """A visit that is called once for all projections that read one hidden state, in any shape."""
+    """A visit that is called once for all projections that read one hidden state, whether they get it as (1, T,
+    features) or as (T, features)."""
 
     def __init__(self, visit: Visit):
         self.visit = visit
@@ -252,6 +253,8 @@ class _Outputs:
 
 @contextmanager
 def _changed_outputs(module: nn.Module, outputs: torch.Tensor, change: Callable) -> Iterator[None]:
+    """Compute some outputs of a projection, flags `outputs` (outputs,), from the input that `change` returns for the
+    given one."""
     hook = next((registered for registered in module._forward_hooks.values() if isinstance(registered, _Outputs)), None)
     with ExitStack() as stack:
         if hook is None:
@@ -346,7 +349,7 @@ def attention_hooks(
         UserError: the model's attention returns no probabilities.
     """
 
-    def only_in_the_mask(alibi, _module, args, kwargs):
+    def zero_biases(alibi, _module, args, kwargs):
         # Falcon's eager attention adds its biases to the scores even if the mask, one per head, contains them already
         if kwargs.get(alibi) is not None and kwargs["attention_mask"].shape[1] > 1:
             kwargs = {**kwargs, alibi: torch.zeros_like(kwargs[alibi])}
@@ -394,7 +397,7 @@ def attention_hooks(
             if "output_attentions" in inspect.signature(attention.forward).parameters:
                 yield attention.register_forward_pre_hook(ask_for_probabilities, with_kwargs=True)
             if layer.anatomy.alibi:
-                hook = partial(only_in_the_mask, layer.anatomy.alibi)
+                hook = partial(zero_biases, layer.anatomy.alibi)
                 yield attention.register_forward_pre_hook(hook, with_kwargs=True)
             # before the hooks of a variant that hides something
             yield attention.register_forward_pre_hook(masks.note, with_kwargs=True, prepend=True)
@@ -444,15 +447,16 @@ class _Masks:
         return visible & getattr(module, anatomy.window)[0, 0, keys - queries : keys, :keys]
 
 
-def check_hooks(path: str, module: nn.Module, exact: bool = False) -> None:
-    """Raise UserError if a module has hooks that cannot be handed over to a replacement.
+def check_hooks(path: str, module: nn.Module, same_weights: bool = False) -> None:
+    """Raise UserError if a module has hooks that cannot be handed over to a replacement: `OTHER_HOOKS`, one of
+    accelerate that changes the call, or a forward method in the place of its own.
 
-    exact: whether the replacement has the same weights, which may then be offloaded.
+    same_weights: whether the replacement has the same weights, which may then be offloaded.
     """
     accelerated = vars(module).get("_hf_hook")
     forward = vars(module).get("_old_forward" if accelerated else "forward")
     others = [name.strip("_") for name in OTHER_HOOKS if getattr(module, name)]
-    if not exact and is_offloaded(module):
+    if not same_weights and is_offloaded(module):
         raise UserError(
             f"the weights of '{path}' are offloaded by accelerate, and a scheme quantizes weights in memory; expected "
             "a model on one device, or a streamed one, or that place among those to skip"

@@ -60,8 +60,8 @@ def quantized_from(name: str, revision: str | None = None) -> str | None:
 
 
 def find_config(name: str) -> PretrainedConfig:
-    """Return the configuration of a known model without network access, else of a hub id, a local folder or a pocket
-    model.
+    """Return the configuration of a model: of those in `known_configs` without network access, else of a hub id, a
+    local folder or a pocket model.
 
     For a model that also takes pictures it is that of the text part.
     """
@@ -103,7 +103,7 @@ def config_of(source: Source, name: str, any_kind: bool = False) -> PretrainedCo
 @functools.lru_cache(maxsize=8)
 def _parsed_config(source: Source, _state: tuple | None) -> PretrainedConfig:
     """Return the configuration that transformers makes of a model's `config.json`, cached until the file changes."""
-    return AutoConfig.from_pretrained(source.path, **_keywords(source))
+    return AutoConfig.from_pretrained(source.path, **_hub_keywords(source))
 
 
 def load_config(name: str, revision: str | None = None) -> PretrainedConfig:
@@ -149,7 +149,7 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
         config = None
         with suppress(Exception):  # transformers reads tokenizers of configurations that it cannot parse, too
             config = _parsed_config(source, (file := config_path(source)) and state_of(file))
-        tokenizer = read_folder_tokenizer(source, name, config, **_keywords(source))
+        tokenizer = read_folder_tokenizer(source, name, config, **_hub_keywords(source))
         fast = getattr(tokenizer, "backend_tokenizer", None)
         if dropout := getattr(fast and fast.model, "dropout", None):
             raise UserError(
@@ -166,7 +166,7 @@ def load_processor(name: str, revision: str | None = None) -> BaseImageProcessor
     """
     source = find_model(name, revision)
     with refusals(name, source, "the image processor of "):
-        processor = AutoImageProcessor.from_pretrained(source.path, backend="pil", **_keywords(source))
+        processor = AutoImageProcessor.from_pretrained(source.path, backend="pil", **_hub_keywords(source))
     for size in (getattr(processor, "size", None), getattr(processor, "crop_size", None)):
         for side, pixels in dict(size or {}).items():
             if pixels is not None and not 1 <= pixels <= LARGEST_SIDE:
@@ -233,7 +233,7 @@ def open_model(
     checkpoint = read_checkpoint(source, name, revision, model)
     with suppress(UserError), refusals(source.path):  # many folders have none, and no measurement uses it
         if not source.file:
-            model.generation_config = GenerationConfig.from_pretrained(source.path, **_keywords(source))
+            model.generation_config = GenerationConfig.from_pretrained(source.path, **_hub_keywords(source))
     vars(model.config).pop("quantization_config", None)  # because the loaded weights are not quantized
     model.ignored_tensors, model.zero_points = checkpoint.ignored, checkpoint.note_on_zero_points
     model.merged_adapter = checkpoint.adapter if source.adapter else None
@@ -288,11 +288,12 @@ def put(
     tensor_name: str,
     lazy: Lazy,
     name: str,
-    place: int | str | torch.device,
+    device: int | str | torch.device,
     dtype: torch.dtype | None,
 ) -> None:
-    """Read the parameter or buffer `tensor_name` of model `name` onto its device; an int8 layer quantizes it."""
-    tensor = read_checked(lazy, tensor_name, name, place, dtype)
+    """Read the parameter or buffer `tensor_name` of model `name` onto its device; a layer of int8 codes gets the codes
+    of a weight."""
+    tensor = read_checked(lazy, tensor_name, name, device, dtype)
     path, _, part = tensor_name.rpartition(".")
     module = model.get_submodule(path)
     if part in module._parameters:
@@ -306,11 +307,11 @@ def put(
 
 
 def read_checked(
-    lazy: Lazy, tensor_name: str, name: str, place: int | str | torch.device, dtype: torch.dtype | None
+    lazy: Lazy, tensor_name: str, name: str, device: int | str | torch.device, dtype: torch.dtype | None
 ) -> torch.Tensor:
     """Read the tensor `tensor_name` of model `name` onto a device; raise BadWeights if it has NaN or inf."""
     tensor = lazy.read()
-    tensor = tensor.to(device=place, dtype=dtype if tensor.is_floating_point() else None)
+    tensor = tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
     _check_finite(tensor, tensor_name, name, lazy)
     return tensor
 
@@ -408,6 +409,6 @@ def hash_parameters(lines: Iterable[str]) -> str:
     return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()[:16]
 
 
-def _keywords(source: Source) -> dict:
+def _hub_keywords(source: Source) -> dict:
     where = {"revision": source.revision or "main", "local_files_only": source.local_files_only}
     return where | {"trust_remote_code": False}

@@ -1,4 +1,5 @@
-"""Names of models: short names, names of embedded and packaged models, and models with known configurations."""
+"""Names of models: short names, names of pocket models and of models in other wheels, and models with known
+configurations."""
 
 import importlib.util
 from collections import Counter
@@ -51,7 +52,7 @@ PACKAGED = {
 
 
 def normalized_name(model: str) -> str:
-    """Return an embedded or packaged model's name in lower case; any other name unchanged."""
+    """Return the name of a pocket or packaged model in lower case; any other name unchanged."""
     written = model.lower()
     return written if written.startswith("pocket/") or (written in PACKAGED and not Path(model).exists()) else model
 
@@ -102,15 +103,15 @@ def names_by_row(rows: Iterable[Mapping]) -> list[str]:
 
 
 def may_be_type(name: str) -> bool:
-    """Return whether transformers may have a type of model of this name, by its source text, because importing its
-    tables takes seconds."""
+    """Return whether transformers may have a type of model of this name. Its tables of types are searched as text,
+    because importing them takes seconds."""
     package = importlib.util.find_spec("transformers")
     tables = Path(package.origin).parent.glob("models/auto/*.py")
     return any(f'"{name}"' in table.read_text("utf-8") for table in tables)
 
 
 def pocket_models(objective: str | None = None) -> list[str]:
-    """Return the names of the embedded models, smallest first.
+    """Return the names of the pocket models, which are part of this package, smallest first.
 
     Args:
         objective: of training, such as "next tokens"; by default models of every objective are listed.

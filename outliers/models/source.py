@@ -83,7 +83,7 @@ def local_place(name: str) -> Path | None:
     name = normalized_name(given)
     if name.startswith("pocket/"):
         if name not in pocket_models():
-            raise unknown_name("model", given, here())
+            raise unknown_name("model", given, local_names())
         return POCKET / name.removeprefix("pocket/")
     if name in PACKAGED:
         if not (file := packaged_file(name)):
@@ -97,8 +97,8 @@ def local_place(name: str) -> Path | None:
     return place
 
 
-def here() -> list[str]:
-    """Return the names of the models on this machine that need no path."""
+def local_names() -> list[str]:
+    """Return the names of pocket models, and of the packaged models on this machine."""
     return [*pocket_models(), *packaged_models()]
 
 
@@ -112,8 +112,8 @@ def find_model(name: str, revision: str | None = None) -> Source:
     of retrying for half a minute.
 
     Raises:
-        UserError: nothing of that name is known, here or on the hub; or the hub does not answer, and its cache has
-            nothing of that name, or cannot be entered.
+        UserError: nothing of that name is known, local_names or on the hub; or the hub does not answer, and its cache
+            has nothing of that name, or cannot be entered.
     """
     if place := local_place(name):
         if revision is not None and not (place / revision / FILE).is_file():
@@ -152,7 +152,7 @@ def find_model(name: str, revision: str | None = None) -> Source:
     except GatedRepoError:
         raise UserError(f"model '{name}' is gated: accept its terms on the hub and run `hf auth login`") from None
     except (RepositoryNotFoundError, HFValidationError):
-        raise unknown_name("model", name, here(), "(neither a folder nor a repository on the hub)") from None
+        raise unknown_name("model", name, local_names(), "(neither a folder nor a repository on the hub)") from None
     except Exception:  # each version of the hub's client raises its HTTP library's own errors when it has no network
         if _cached_config(name, revision) is None:
             raise out_of_reach(name) from None
@@ -161,11 +161,11 @@ def find_model(name: str, revision: str | None = None) -> Source:
 
 def out_of_reach(name: str) -> UserError:
     """Return the error for a hub model that is not cached while the hub cannot be reached."""
-    if near := suggestion(name, dict.fromkeys([*here(), *PACKAGED]), ALIKE):
+    if near := suggestion(name, dict.fromkeys([*local_names(), *PACKAGED]), ALIKE):
         return UserError(f"no model '{name}' is on this machine; {near} The hub, which may have it, cannot be reached")
     return UserError(
         f"cannot reach the hub to load '{name}', and it is not in the local cache; check the network or use "
-        f"a local folder or one of {', '.join(here())}"
+        f"a local folder or one of {', '.join(local_names())}"
     )
 
 

@@ -159,23 +159,23 @@ class Stream:
     def layer(self, model: PreTrainedModel, number: int) -> Iterator[nn.Module]:
         """Provide a decoder layer of the model with its weights within this context."""
         layer, names = decoder_layers(model)[number], self._names(number)
-        in_pieces = self._in_pieces(model, names)
+        by_expert = self._weights_by_expert(model, names)
         try:
-            for name in (name for name in names if name not in in_pieces):
+            for name in (name for name in names if name not in by_expert):
                 put(model, name, self.stored[name], self.name, self.device, self.dtypes[name])
-            for owner in {name.rpartition(".")[0] for name in in_pieces}:
+            for owner in {name.rpartition(".")[0] for name in by_expert}:
                 model.get_submodule(owner).pieces = Pieces(functools.partial(self._piece, owner))
             unread = (name for name, one in layer.named_parameters() if one.is_meta)
-            if lacking := next((name for name in unread if not any(one.endswith(name) for one in in_pieces)), None):
+            if lacking := next((name for name in unread if not any(one.endswith(name) for one in by_expert)), None):
                 raise UserError(
                     f"'{lacking}' of layer {number} is not in the files of '{self.name}', nor tied to what is; run it "
                     "without --stream"
                 )
-            for name in () if in_pieces else self._names(number + 1):
+            for name in () if by_expert else self._names(number + 1):
                 for file, start, end in self.stored[name].spans:
                     file.will_need(start, end)
             hashed = [name for name in names if name in self.to_hash]
-            with self._hashing([(name, None if name in in_pieces else model.get_parameter(name)) for name in hashed]):
+            with self._hashing([(name, None if name in by_expert else model.get_parameter(name)) for name in hashed]):
                 yield layer
             self.to_hash -= set(names)
         finally:
@@ -187,7 +187,7 @@ class Stream:
     def _names(self, number: int) -> list[str]:
         return [name for name in self.stored if self._number(name) == number]
 
-    def _in_pieces(self, model: PreTrainedModel, names: list[str]) -> list[str]:
+    def _weights_by_expert(self, model: PreTrainedModel, names: list[str]) -> list[str]:
         """Return the weights of a layer to read one expert at a time: those of experts if the layer exceeds the memory,
         else none."""
         size = sum(math.prod(self.stored[name].shape) * self.dtypes[name].itemsize for name in names)
@@ -398,7 +398,7 @@ def separate_layers(model: PreTrainedModel) -> PreTrainedModel:
     """
     if is_streamed(model):
         return model
-    model = in_turns(model)
+    model = separate_turns(model)
     shared, compiled = shared_parts(layers_of(model)), compiled_parts(model)
     if not compiled and not shared:
         return model
@@ -406,7 +406,7 @@ def separate_layers(model: PreTrainedModel) -> PreTrainedModel:
     return exchanged(model, {path: _copied(model.get_submodule(path)) for path in (*compiled, *shared) if path})
 
 
-def in_turns(model: PreTrainedModel, own_weights: bool = False) -> PreTrainedModel:
+def separate_turns(model: PreTrainedModel, own_weights: bool = False) -> PreTrainedModel:
     """Return a model in which a layer that runs several times in a pass has a module for each time, with the same
     weights or its own; a model without such layers is returned itself."""
     copied = copy.deepcopy if own_weights else _copied

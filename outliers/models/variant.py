@@ -37,7 +37,8 @@ class Variant(Protocol):
 
     @property
     def has_codes(self) -> bool:
-        """Whether a model that is served under the variant has codes instead of weights."""
+        """Whether a model that is loaded to generate under the variant holds codes, the integers of quantized weights,
+        instead of weights."""
         return False
 
     @property
@@ -48,7 +49,7 @@ class Variant(Protocol):
 
     @property
     def is_limited(self) -> bool:
-        """Whether the variant is limited to some places."""
+        """Whether the variant is limited to some places of the model, such as ffn_out or layers.0:6."""
         return False
 
     @property
@@ -113,9 +114,9 @@ class Variant(Protocol):
         return [self.name]
 
     @property
-    def at_attention(self) -> "Variant | None":
-        """The ablation of attention's inputs that replaces the variant when attention is measured layer by layer; None
-        if there is none."""
+    def attention_ablation(self) -> "Variant | None":
+        """The ablation of the inputs of q, k and v that stands for the variant where a metric changes the attention of
+        one layer at a time; None if there is none."""
         return None
 
     @property
@@ -131,7 +132,8 @@ class Variant(Protocol):
         return 0
 
     def layers(self, model: "PreTrainedModel", /) -> tuple[frozenset, ...]:
-        """Return the changes to each decoder layer, in order, as far as they can be compared between variants."""
+        """Return a set of changes for each decoder layer, in order. Leading layers with equal sets in two variants have
+        equal outputs, which are computed once; the tuple ends where changes cannot be compared."""
         return (frozenset(),) * self.first_layer(model)
 
     def on(self, model: "PreTrainedModel", layer: int | None = None, /) -> "AbstractContextManager[PreTrainedModel]":

@@ -11,7 +11,7 @@ from transformers.integrations.sdpa_attention import repeat_kv
 
 from outliers.errors import UserError
 from outliers.models.anatomy import Projection
-from outliers.models.attention import MASK, OURS, attentions, change_attention, check_attention
+from outliers.models.attention import MASK, OURS, attentions, change_attention, check_replaceable_attention
 from outliers.quantization.products import ProductNumerics, product
 from outliers.quantization.remedies import PRODUCTS
 from outliers.quantization.schemes import Scheme
@@ -85,7 +85,7 @@ def put_attention(model: PreTrainedModel, products: AttentionProducts, left: Col
         UserError: the attention of the model cannot be replaced, is in int8 already, or has masks that are not
             explicit.
     """
-    check_attention(model)
+    check_replaceable_attention(model)
     if int8_attentions(model):
         raise UserError("the attention of this model is in int8 already; expected one in 16 bits")
     if (before := model.config._attn_implementation) not in MASKS_OF:

@@ -17,9 +17,9 @@ from transformers.cache_utils import DynamicLayer
 
 from outliers.errors import UserError
 from outliers.models.anatomy import context_length, family_of, stack_module, stacks_of
-from outliers.models.anatomy.parts import parts
+from outliers.models.anatomy.parts import stream_readers
 from outliers.models.anatomy.weights import device_of
-from outliers.models.attention import AttentionCall, States, attentions, check_attention, product_hooks
+from outliers.models.attention import AttentionCall, States, attentions, check_replaceable_attention, product_hooks
 from outliers.models.decoder import inference
 from outliers.models.hooks import attached
 from outliers.quantization.cache_formats import CacheFormat, Formats
@@ -149,7 +149,7 @@ def check_cache_formats(model: PreTrainedModel, formats: Formats) -> None:
     config = model.config
     if family_of(config).name != "causal":
         raise UserError(f"a cache of keys and values of '{config.model_type}'; expected a causal language model")
-    check_attention(model)
+    check_replaceable_attention(model)
     by_layer = heads_of_keys(model)
     layers, heads = 1 + max(by_layer), max(by_layer.values())
     for format in filter(None, formats):
@@ -193,7 +193,7 @@ def cache_bits(model: PreTrainedModel, formats: Formats, *lengths: int) -> float
 def _outputs_of_keys(model: PreTrainedModel) -> dict[int, torch.Tensor]:
     """Return the outputs of a projection that are keys, (heads, features), for each layer with attention."""
     layers = [attention.layer for attention in attentions(model)]
-    return {layer: part.outputs for layer in layers for part in parts(model, layer) if part.name == "k"}
+    return {layer: part.outputs for layer in layers for part in stream_readers(model, layer) if part.name == "k"}
 
 
 @contextmanager
@@ -238,7 +238,7 @@ def watched_keys(model: PreTrainedModel, see: Callable[[int, torch.Tensor], None
 
 def _hook_before(model: PreTrainedModel, layer: int, keys: CacheFormat) -> RemovableHandle:
     """Add a hook on the projection of keys that quantizes them before the rotary embedding."""
-    part = next(part for part in parts(model, layer) if part.name == "k")
+    part = next(part for part in stream_readers(model, layer) if part.name == "k")
 
     def quantized(_module: nn.Module, _inputs: tuple, output: torch.Tensor) -> torch.Tensor:
         changed = output.clone()

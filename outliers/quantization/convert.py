@@ -34,7 +34,7 @@ from outliers.models.anatomy.trust import trust_copy
 from outliers.models.anatomy.weights import device_of, shared_in_copies
 from outliers.models.attention import attentions, eager
 from outliers.models.hooks import check_hooks, hand_over_hooks
-from outliers.models.stream import in_turns, separate_layers
+from outliers.models.stream import separate_layers, separate_turns
 from outliers.quantization.attention import AttentionProducts, put_attention, take_attention_back
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
@@ -101,7 +101,7 @@ def quantize(
         check_kept(scheme)
     check_calibrated(scheme, calibration)
     calibration = calibration and calibration.under(scheme)
-    model = in_turns(model)
+    model = separate_turns(model)
     left = skipped(model, skip, scheme, only)
     others = check_instead(model, scheme, left, instead)
     if keep == "int8":
@@ -328,7 +328,7 @@ def _replacement(
     quantized = isinstance(module, QuantizedLinear)
     if not quantized:
         check_plain(projection)
-    check_hooks(projection.path, module, exact=not (kind and scheme.quantizes_projections))
+    check_hooks(projection.path, module, same_weights=not (kind and scheme.quantizes_projections))
     exact = _without_hooks(module.projection if quantized else module, memo)
     new = exact
     if kind and scheme.quantizes_projections:

@@ -348,7 +348,7 @@ class ModelWithText(Pretrained):
             provenance["calibration_hash"] = tokens_hash(self.calibration)
         if self.bos_left_out:
             provenance["bos_left_out"] = self.bos_left_out
-        if not self._by_document and (packed := getattr(self._text, "packed", 0)):
+        if not self._by_document and (packed := getattr(self._text, "packed_blocks", 0)):
             provenance["packed_blocks"] = packed
         if formats := cell.variant.cache:
             from outliers.quantization.caches import cache_bits

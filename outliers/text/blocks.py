@@ -49,13 +49,13 @@ class Cut:
         return Cut(self.ids[part], sizes, self.begins[part], self.first)
 
     @property
-    def packed(self) -> int:
+    def packed_blocks(self) -> int:
         """The number of blocks that hold several documents."""
         return int(self.begins[:, len(self.first) + 1 :].any(1).sum())
 
     def check_packed(self) -> None:
         """Raise UserError if no block holds several documents, so that separating documents would change nothing."""
-        if not self.packed:
+        if not self.packed_blocks:
             raise UserError(
                 f"none of {len(self.ids)} blocks of {self.ids.shape[1]} tokens holds two documents (they are longer, "
                 "or token ids without the tokenizer's first token); run without --documents"
@@ -215,7 +215,7 @@ def load_text(
         if documents:
             cut.check_packed()
         return cut.documents[0] if documents else cut.ids
-    return _sequences(text, tokenizer, blocks, _first_ids(tokenizer, bos), column)
+    return _read_sequences(text, tokenizer, blocks, _first_ids(tokenizer, bos), column)
 
 
 def cut_text(
@@ -237,7 +237,7 @@ def cut_text(
     """
     _check_sizes(block, blocks)
     if isinstance(text, torch.Tensor) and text.ndim == 2:
-        ids = _given_blocks(text, block, blocks, bos)
+        ids = _checked_blocks(text, block, blocks, bos)
         return Cut(ids, None, _first_tokens(ids, tokenizer), [])
     first = _first_ids(tokenizer, bos)
     text_tokens = block - len(first)
@@ -283,16 +283,17 @@ def _first_ids(tokenizer: PreTrainedTokenizerBase, bos: bool) -> list[int]:
     return [tokenizer.bos_token_id] if bos else []
 
 
-def _without_repeated_first(piece: Piece, place: int, tokens: int, first: list[int]) -> Piece:
+def _without_repeated_first(piece: Piece, offset: int, tokens: int, first: list[int]) -> Piece:
     """Drop the tokenizer's first token from a piece wherever a block would begin with it twice.
 
-    place: position of the piece in the text, in tokens. tokens: of the text in a block. first: the ids before it.
+    offset: number of the text's tokens before the piece. tokens: number of a text's tokens in a block. first: the ids
+    that stand before them in each block.
     """
     if not first or piece.is_end or first[0] not in piece.ids:
         return piece
     dropped = []
     for at in np.flatnonzero(np.asarray(piece.ids) == first[0]).tolist():
-        if (place + at - len(dropped)) % tokens == 0:
+        if (offset + at - len(dropped)) % tokens == 0:
             dropped.append(at)
 
     def sizes() -> np.ndarray | None:
@@ -321,7 +322,9 @@ def _too_long(text: Text) -> UserError:
     return UserError(f"text '{text_name(text)}' has more than {MOST_TOKENS:,} tokens; say how many blocks to take")
 
 
-def _given_blocks(ids: torch.Tensor, block: int, blocks: int | None, bos: bool) -> torch.Tensor:
+def _checked_blocks(ids: torch.Tensor, block: int, blocks: int | None, bos: bool) -> torch.Tensor:
+    """Return the first rows of token ids that are blocks already; raise UserError if they have another length, are too
+    few, or would need a first token."""
     ids = checked_ids(ids, "token ids")
     count, tokens = ids.shape
     if tokens != block or count < (blocks or 1):
@@ -334,9 +337,10 @@ def _given_blocks(ids: torch.Tensor, block: int, blocks: int | None, bos: bool) 
     return ids[:blocks]
 
 
-def _sequences(
+def _read_sequences(
     text: Text, tokenizer: PreTrainedTokenizerBase, count: int | None, first: list[int], column: str
 ) -> list[torch.Tensor]:
+    """Return the first documents of a text, or all, as token ids (T,), each with the ids `first` before it."""
     _check_sizes(None, count)
     tensors, total, repeated = [], 0, 0
     for number, document in enumerate(itertools.islice(find_text(text, column).documents(), count), 1):
@@ -401,7 +405,7 @@ def _pieces_of(document: Document, tokenizer: PreTrainedTokenizerBase, name: str
     return tokenize([document] if isinstance(document, str) else document, tokenizer, name)
 
 
-def sequences(blocks: Iterable[torch.Tensor], attention_mask: Iterable[torch.Tensor] | None) -> Iterable[torch.Tensor]:
+def unpad(blocks: Iterable[torch.Tensor], attention_mask: Iterable[torch.Tensor] | None) -> Iterable[torch.Tensor]:
     """Return blocks without their padding, so that each goes through a model alone, as if it had never been padded.
 
     Args:

@@ -181,7 +181,7 @@ def find_named(name: str) -> NamedText:
     raise unknown_name("text", name, TEXTS, "or the path of a .txt, .txt.gz or .jsonl file")
 
 
-def reach_data_set(repository: str) -> None:
+def check_data_set(repository: str) -> None:
     """Raise the hub client's error if a data set cannot be reached; in offline mode, if it is not in the cache.
 
     Without network, `datasets` retries for half a minute; one request with a time limit finds out at once.
@@ -208,14 +208,14 @@ def check_text(name: object) -> None:
     if isinstance(name, str) and name in HUB:
         check_hub_cache()
         with _reaching(HUB[name][0]):
-            reach_data_set(HUB[name][0])
+            check_data_set(HUB[name][0])
 
 
 def _from_hub(repository: str, subset: str, split: str, streaming: bool):
     import datasets
 
     with _reaching(repository):
-        reach_data_set(repository)
+        check_data_set(repository)
         return datasets.load_dataset(repository, subset, split=split, streaming=streaming)
 
 
@@ -224,7 +224,7 @@ def data_set(name: str, splits: tuple[str, ...]):
     import datasets
 
     with _reaching(name):
-        reach_data_set(name)
+        check_data_set(name)
         known = datasets.get_dataset_split_names(name)
         split = next((candidate for candidate in splits if candidate in known), known[0])
         return datasets.load_dataset(name, split=split, streaming=True)

@@ -52,12 +52,13 @@ def given_documents(text: Iterable, column: str) -> Iterator[str | torch.Tensor 
         columns = ", ".join(text.column_names)
         raise UserError(f"{name} has no column '{column}' but {columns}; name one of them: load_text(…, column=…)")
     for number, document in enumerate(text, 1):
-        yield _document(document.get(column) if _is_data_set(text) else document, f"document {number} of a {name}")
+        yield _parse_entry(document.get(column) if _is_data_set(text) else document, f"document {number} of a {name}")
     if not number:
         raise UserError(f"text is an empty {type(text).__name__}; expected at least one document")
 
 
-def _document(value: object, which: str) -> str | torch.Tensor | Conversation:
+def _parse_entry(value: object, which: str) -> str | torch.Tensor | Conversation:
+    """Return a document as its text, token ids or messages; raise UserError, which calls it `which`, if it is none."""
     if isinstance(value, str):
         if half := SURROGATE.search(value):
             raise UserError(f"{which} has half a surrogate pair, {half[0]!a}, which is no character")

@@ -61,7 +61,7 @@ def tokenize(parts: Iterable[str], tokenizer: PreTrainedTokenizerBase, name: str
     pieces = _pieces(parts)
     tokens, done, count = _Tokens(next(pieces, ""), tokenizer), 0, 1
     while following := "".join(itertools.islice(pieces, count)):
-        place = tokens.overlap()
+        place = tokens.overlap_start()
         after = _Tokens(tokens.text[place:] + following, tokenizer)
         if joint := _joint(tokens, after, place):
             yield tokens.part(done, joint[0])
@@ -108,7 +108,7 @@ class _Tokens:
         some = slice(first, last)
         return Piece(self.ids[some].tolist(), partial(_sizes, self.encoding, self.text, self.tokenizer, some))
 
-    def overlap(self) -> int:
+    def overlap_start(self) -> int:
         """Return the character at which the overlap with the next piece begins: that of a word, or of a token within a
         long word.
 
@@ -116,35 +116,35 @@ class _Tokens:
         would never agree.
         """
         size = len(self.text) // OVERLAPS
-        place = len(self.text) - size
+        start = len(self.text) - size
         if self.encoding.is_fast:
             words = self.starts[self.words]
             for starts in (words, self.starts):
-                before = starts[: starts.searchsorted(place, "right")]
-                if len(before) and place - before[-1] < size:
+                before = starts[: starts.searchsorted(start, "right")]
+                if len(before) and start - before[-1] < size:
                     return int(before[-1])
-        return place
+        return start
 
-    def at(self, place: int) -> int:
+    def tokens_before(self, character: int) -> int:
         """Return the number of tokens before a character."""
         if self.encoding.is_fast:
-            return int(self.starts.searchsorted(place))
-        if place < len(self.text) / 2:
-            return len(_encode(self.text[:place], self.tokenizer)["input_ids"])
-        return len(self.ids) - len(_encode(self.text[place:], self.tokenizer)["input_ids"])
+            return int(self.starts.searchsorted(character))
+        if character < len(self.text) / 2:
+            return len(_encode(self.text[:character], self.tokenizer)["input_ids"])
+        return len(self.ids) - len(_encode(self.text[character:], self.tokenizer)["input_ids"])
 
 
-def _joint(before: _Tokens, after: _Tokens, place: int) -> tuple[int, int] | None:
+def _joint(before: _Tokens, after: _Tokens, start: int) -> tuple[int, int] | None:
     """Find where to join two pieces: the number of tokens to take from the first, and to skip in the second, which
-    begins at character `place` of the first; None if the pieces disagree."""
-    size = len(before.text) - place
-    marks = [place + size * quarter // 4 for quarter in (1, 2, 3)]
-    first, middle, last = (before.at(mark) for mark in marks)
-    shift = first - after.at(marks[0] - place)
+    begins at character `start` of the first; None if the pieces disagree."""
+    size = len(before.text) - start
+    marks = [start + size * quarter // 4 for quarter in (1, 2, 3)]
+    first, middle, last = (before.tokens_before(mark) for mark in marks)
+    shift = first - after.tokens_before(marks[0] - start)
     ours, theirs = slice(first, last), slice(first - shift, last - shift)
     if not (
         first < middle < last  # the last token may continue beyond the piece
-        and [after.at(mark - place) + shift for mark in marks[1:]] == [middle, last]
+        and [after.tokens_before(mark - start) + shift for mark in marks[1:]] == [middle, last]
         and np.array_equal(before.ids[ours], after.ids[theirs])
         and before.text[marks[1] : marks[2]].strip()
     ):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from outliers.errors import UserError
-from outliers.text.documents import reach_data_set
+from outliers.text.documents import check_data_set
 
 FOLDER = Path(__file__).parent / "tasks"
 LOCAL_TASKS = tuple(sorted(file.stem for file in FOLDER.glob("*.yaml")))
@@ -16,10 +16,11 @@ FIGURE1_TASKS = {  # tasks of the harness, and their data sets on the hub
 
 
 def check_task(name: str) -> None:
-    """Raise UserError if the data of a task of Figure 1 cannot be reached, before slow imports; other names pass."""
+    """Raise UserError if the name is that of a task of the paper's Figure 1 (`FIGURE1_TASKS`) whose data cannot be
+    reached, before slow imports."""
     if name in FIGURE1_TASKS:
         try:
-            reach_data_set(FIGURE1_TASKS[name])
+            check_data_set(FIGURE1_TASKS[name])
         except Exception as error:  # each version of the hub's client raises its HTTP library's own errors
             raise no_data(name, FIGURE1_TASKS[name], error) from None
 

@@ -22,14 +22,14 @@ MEMORY = 512 << 20  # bytes that a template may take
 LONGEST = 1 << 24  # bytes that it may write, as many as a line of a text has
 
 
-class Written(NamedTuple):
-    """The result of a template: the text of a conversation, or the reason why there is none."""
+class Rendering(NamedTuple):
+    """The result of a template: the text of a conversation, or None and the reason why there is none."""
 
     text: str | None
     reason: str = ""
 
 
-def write_conversation(template: str, messages: Sequence[Mapping], tokens: Mapping[str, str]) -> Written:
+def write_conversation(template: str, messages: Sequence[Mapping], tokens: Mapping[str, str]) -> Rendering:
     """Return a conversation as a chat template writes it, without a prompt for a further answer.
 
     tokens: the tokenizer's special tokens by role, which templates may name.
@@ -47,9 +47,9 @@ def write_conversation(template: str, messages: Sequence[Mapping], tokens: Mappi
             _writer.cache_clear()
             writer.kill()
     if answer.endswith("\n"):
-        return Written(*json.loads(answer))
+        return Rendering(*json.loads(answer))
     stopped = writer.wait() == -signal.SIGALRM
-    return Written(None, f"it takes more than {SECONDS:g} seconds" if stopped else "it ends the process that runs it")
+    return Rendering(None, f"it takes more than {SECONDS:g} seconds" if stopped else "it ends the process that runs it")
 
 
 @functools.cache
@@ -87,13 +87,13 @@ def serve() -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
 
-def _render(template: str, messages: list[dict], tokens: dict[str, str]) -> Written:
+def _render(template: str, messages: list[dict], tokens: dict[str, str]) -> Rendering:
     try:
         ((text,), _) = render_jinja_template(conversations=[messages], chat_template=template, **tokens)
         if len(text.encode()) > LONGEST:
-            return Written(None, f"it writes more than {LONGEST >> 20} MB")
-        return Written(text)
+            return Rendering(None, f"it writes more than {LONGEST >> 20} MB")
+        return Rendering(text)
     except MemoryError:
-        return Written(None, f"it takes more than {MEMORY >> 20} MB of memory")
+        return Rendering(None, f"it takes more than {MEMORY >> 20} MB of memory")
     except Exception as error:  # from Jinja, transformers, or the template's own code
-        return Written(None, str(error) or type(error).__name__)
+        return Rendering(None, str(error) or type(error).__name__)

@@ -21,7 +21,7 @@ from outliers.models.hooks import hooks
 from outliers.models.load import weights_hash
 from outliers.models.stream import is_streamed
 from outliers.terminal.progress import with_bar
-from outliers.text.blocks import sequences, tokens_hash
+from outliers.text.blocks import tokens_hash, unpad
 from outliers.tracing.result import Trace
 from outliers.tracing.statistics import STREAM
 from outliers.tracing.trace import trace as trace_of
@@ -93,7 +93,7 @@ def masks(
     Example:
         >>> masks = outliers.masks(model, blocks, outliers.trace(model, blocks, alpha=3))
     """
-    names, blocks = state_names(model, "transformerlens"), list(sequences(blocks, attention_mask))
+    names, blocks = state_names(model, "transformerlens"), list(unpad(blocks, attention_mask))
     if not blocks:
         raise UserError("no blocks to mark; expected at least one")
     trace = trace or trace_of(model, blocks, STREAM, attention=False)

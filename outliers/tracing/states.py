@@ -13,7 +13,7 @@ from outliers.models.anatomy.examples import Block
 from outliers.models.decoder import in_eval_mode, run_decoder, under
 from outliers.models.hooks import RESIDUAL, hooks
 from outliers.models.stream import AS_IT_IS, Variant, WatchedVariant, is_streamed, separate_layers
-from outliers.text.blocks import sequences
+from outliers.text.blocks import unpad
 
 
 def hidden_states(
@@ -63,7 +63,7 @@ def hidden_states(
             f"each expert of layer {layer} reads a state of its own in role {role}, of the tokens that chose it; use "
             "outliers.hooks, which meets them one after the other"
         )
-    blocks = sequences(blocks, attention_mask)
+    blocks = unpad(blocks, attention_mask)
     groups = [list(blocks)] if is_streamed(model) else ([block] for block in blocks)
     return (state for group in groups for state in _states_up_to(model, group, layer, role, variant))
 

@@ -25,7 +25,7 @@ from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, expert_hooks, input_hooks, residual_hooks
 from outliers.models.stream import AS_IT_IS, Variant, WatchedVariant, is_streamed
 from outliers.terminal.progress import with_bar
-from outliers.text.blocks import sequences
+from outliers.text.blocks import unpad
 from outliers.text.tokens import named_ids
 from outliers.tracing.result import Trace
 from outliers.tracing.sketch import KEYED, buckets, pack_keys
@@ -105,7 +105,7 @@ def trace(
         >>> outliers.trace(model, blocks).sequences
         2
     """
-    given = sequences(blocks, attention_mask), roles, alpha, attention, variant, tokens, see_last
+    given = unpad(blocks, attention_mask), roles, alpha, attention, variant, tokens, see_last
     (trace,) = traces(model, *given, stack_view(model, stack))
     return trace
 

@@ -8,7 +8,7 @@ from transformers.pytorch_utils import Conv1D
 from outliers.models.anatomy import check_not_compiled, check_plain, experts_of, projections
 from outliers.models.anatomy.experts import ExpertProjection, call_by_projection, restore
 from outliers.models.anatomy.weights import check_in_memory
-from outliers.models.attention import check_attention
+from outliers.models.attention import check_replaceable_attention
 from outliers.quantization.attention import AttentionProducts, put_attention, take_attention_back
 from outliers.quantization.linear import stored_weight
 from outliers.quantization.products import ProductNumerics, product
@@ -81,7 +81,7 @@ def train_int8(
     products = ProductNumerics(decomposition, outlier_threshold, stochastic)
     roles = (FFN if ffn else ()) + (LINEAR if linear else ())
     if attention:
-        check_attention(model)
+        check_replaceable_attention(model)
     _restore_plain(model)
     all_projections = list(projections(model))
     check_in_memory(model, "training in int8")

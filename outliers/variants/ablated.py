@@ -158,7 +158,7 @@ class Ablated(Variant):
         return all(set(place.parts) <= set(ROLES["attn_in"]) for place in map(Place.read, self.where))
 
     @property
-    def at_attention(self) -> "Ablated | None":
+    def attention_ablation(self) -> "Ablated | None":
         """The ablation whose effect on attention is measured layer by layer: of the input of q/k/v if the places are
         whole roles; itself if only q, k or v read it; else None."""
         if set(self.where) <= ROLES.keys():

@@ -187,9 +187,9 @@ def _readers_in_layer(model: "PreTrainedModel", layer: int, places: list[Place],
     """
     import torch
 
-    from outliers.models.anatomy.parts import parts
+    from outliers.models.anatomy.parts import stream_readers
 
-    in_layer = list(parts(model, layer))
+    in_layer = list(stream_readers(model, layer))
     heads = next((len(part.outputs) for part in in_layer if part.name == "q"), 0)
     counts = Counter()  # number of outputs of each reader; 1 for a whole module
     for part in in_layer:

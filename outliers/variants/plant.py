@@ -29,7 +29,7 @@ from outliers.models.anatomy.discovery.flow import is_projection
 from outliers.models.anatomy.trust import check_planted
 from outliers.models.anatomy.weights import check_in_memory
 from outliers.models.decoder import in_eval_mode
-from outliers.models.stream import in_turns
+from outliers.models.stream import separate_turns
 
 SUBLAYERS = (("attn_in", "attn_out"), ("cross_in", "cross_out"), ("ffn_in", "ffn_out"))  # roles read and added
 
@@ -101,7 +101,7 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
         >>> abs(outliers.perplexity(planted, blocks) / outliers.perplexity(model, blocks) - 1) < 1e-3
         True
     """
-    model = in_turns(model, own_weights=True)
+    model = separate_turns(model, own_weights=True)
     check_used_once(model)
     check_in_memory(model, "planting")
     features = check_features(features, features_of(model))

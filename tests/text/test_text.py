@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from outliers import Sweep, UserError, load_tokenizer, sweep
 from outliers.commands.trace import Tracing
-from outliers.text.blocks import find_text, load_text, sequences, tokens_hash
+from outliers.text.blocks import find_text, load_text, tokens_hash, unpad
 from outliers.text.documents import read_file, sample
 from outliers.text.given import text_name
 from outliers.text.tokens import LONGEST, visible_token
@@ -461,9 +461,9 @@ def test_the_space_before_a_word_is_seen_in_every_kind_of_tokenizer():
 def test_sequences_without_their_padding():
     ids, mask = torch.tensor([[1, 2, 3], [0, 4, 5], [6, 7, 0]]), torch.tensor([[1, 1, 1], [0, 1, 1], [1, 1, 0]])
     expected = [[1, 2, 3], [4, 5], [6, 7]]
-    assert [one.tolist() for one in sequences(ids, mask)] == expected
-    assert [one.tolist() for one in sequences(iter(list(ids)), mask.bool())] == expected
-    assert sequences(ids, None) is ids
+    assert [one.tolist() for one in unpad(ids, mask)] == expected
+    assert [one.tolist() for one in unpad(iter(list(ids)), mask.bool())] == expected
+    assert unpad(ids, None) is ids
 
 
 @settings(deadline=None)
@@ -475,7 +475,7 @@ def test_padding_of_any_batch_comes_off(ragged, data):
     ids, mask = torch.full((len(ragged), width), 7), torch.zeros(len(ragged), width, dtype=torch.int64)
     for row, (start, one) in enumerate(zip(before, ragged, strict=True)):
         ids[row, start : start + len(one)], mask[row, start : start + len(one)] = torch.tensor(one), 1
-    assert [one.tolist() for one in sequences(ids, mask)] == ragged
+    assert [one.tolist() for one in unpad(ids, mask)] == ragged
 
 
 @pytest.mark.parametrize(
@@ -490,4 +490,4 @@ def test_padding_of_any_batch_comes_off(ragged, data):
 )
 def test_masks_that_mask_no_padding(mask, said):
     with pytest.raises(UserError, match=said):
-        sequences(torch.ones(2, 3, dtype=torch.int64), torch.tensor(mask))
+        unpad(torch.ones(2, 3, dtype=torch.int64), torch.tensor(mask))

@@ -8,7 +8,7 @@ import torch
 import outliers
 from outliers import Ablated, Intervention, quantize, trace, variant
 from outliers.models.anatomy import anatomy_of, decoder_layers, state_readers
-from outliers.models.anatomy.parts import QKV, parts
+from outliers.models.anatomy.parts import QKV, stream_readers
 from outliers.models.hooks import attention_hooks, input_hooks
 from outliers.tracing.result import STREAM
 from outliers.variants.edges import EDGE_PLACES
@@ -61,7 +61,7 @@ def test_outputs_are_those_with_which_attention_computes(case, blocks):
     """A query changes its own row of probabilities, a key its column, a value none; each in the heads that read it."""
     model = make_model(case)
     heads, before = model.config.num_attention_heads, seen_with(make_model(case), blocks)
-    of_qkv = [one for one in parts(model, len(decoder_layers(model)) - 1) if one.name in QKV]
+    of_qkv = [one for one in stream_readers(model, len(decoder_layers(model)) - 1) if one.name in QKV]
     assert [one.name for one in of_qkv] == list(QKV)
     size = before["attn_out"].shape[1] // heads
     covered: dict[str, list] = {}
@@ -92,7 +92,7 @@ def test_outputs_are_those_with_which_attention_computes(case, blocks):
 def test_gates_and_units_are_those_with_which_a_layer_computes(case, blocks):
     """What is multiplied with a gate changes its sign with it; the gate goes through a function that is not odd."""
     model, there = make_model(case), seen_with(make_model(case), blocks)["ffn_out"][POSITION]
-    gate, up = (one for one in parts(model, 1) if one.name in ("gate", "up"))
+    gate, up = (one for one in stream_readers(model, 1) if one.name in ("gate", "up"))
     assert torch.equal(seen_with(model, blocks, (up.reader, up.outputs[0], -1))["ffn_out"][POSITION], -there)
     other = seen_with(model, blocks, (gate.reader, gate.outputs[0], -1))["ffn_out"][POSITION]
     assert not torch.allclose(other, -there)
@@ -104,7 +104,7 @@ def test_gates_and_units_are_those_with_which_a_layer_computes(case, blocks):
 def test_all_readers_together_are_the_role(case, method, blocks):
     """Bit for bit: as places of one variant, as one variant each, by heads, and by layers."""
     model = make_model(case)
-    every = [one for layer in (0, 1) for one in parts(model, layer)]
+    every = [one for layer in (0, 1) for one in stream_readers(model, layer)]
     ffn = [f"layers.{one.reader.layer}.{one.name}" for one in every if one.name in EDGE_PLACES["ffn_in"]]
     heads = "/".join(f"heads.{head}" for head in range(model.config.num_attention_heads))
     known = trace(model, blocks, STREAM, attention=False)

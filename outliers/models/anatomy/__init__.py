@@ -252,7 +252,8 @@ def other_parts(config: PretrainedConfig) -> str:
 
 
 def stacks_of(config: PretrainedConfig) -> list[Anatomy]:
-    """Return the anatomy of each stack of layers, in the order in which they run."""
+    """Return the `Anatomy` of each stack of layers, in the order in which they run; it also describes the first kind of
+    layer of the stack."""
     first = anatomy_of(config)
     return [first, first.decoder] if first.decoder else [first]
 
@@ -277,7 +278,8 @@ def inputs_of(model: PreTrainedModel, block: Block) -> tuple[torch.Tensor, ...]:
 
 
 def ids_of(model: PreTrainedModel, block: Block) -> tuple[torch.Tensor, ...]:
-    """Return the ids at the positions that each stack reads of a block, int64 (T,); of pictures, the places."""
+    """Return the ids at the positions that each stack reads of a block, int64 (T,): token ids, or for a picture the
+    numbers of its positions."""
     family = family_of(model.config)
     return tuple(family.ids(model.config, read) for read in family.inputs(model, block))
 
@@ -516,26 +518,27 @@ def head_size(layer: Layer, config: PretrainedConfig) -> int:
     for name in HEAD_SIZES:
         if isinstance(size := getattr(attention, name, None), int):
             return size
-    heads, (queries, *others) = _heads_in(config, layer.anatomy), layer.anatomy.attn_in
+    heads, (queries, *others) = _configured_heads(config, layer.anatomy), layer.anatomy.attn_in
     if others:
         return shape_of(layer.module.get_submodule(queries))[0] // heads
     return getattr(config, "head_dim", None) or config.hidden_size // heads
 
 
 def heads_of(layer: Layer, config: PretrainedConfig) -> int:
-    """Return the number of query heads of a layer, by its output projection, or by the configuration if it has several;
-    0 if the layer has no attention.
+    """Return the number of query heads of a layer: by the width of its output projection, or by the configuration if
+    the layer has several output projections; 0 if the layer has no attention.
 
     config: of the layer's stack.
     """
     if layer.anatomy.attention is None:
         return 0
     if len(layer.anatomy.attn_out) != 1:
-        return _heads_in(config, layer.anatomy)
+        return _configured_heads(config, layer.anatomy)
     return shape_of(layer.module.get_submodule(layer.anatomy.attn_out[0]))[1] // head_size(layer, config)
 
 
-def _heads_in(config: PretrainedConfig, stack: Anatomy) -> int:
+def _configured_heads(config: PretrainedConfig, stack: Anatomy) -> int:
+    """Return the number of query heads in the configuration of a stack."""
     return getattr(config, f"{stack.stack}_attention_heads", None) or config.num_attention_heads
 
 
@@ -587,8 +590,9 @@ def _kind(thing: object) -> str:
 
 
 def state_readers(model: PreTrainedModel, only: int | None = None) -> Iterator[Projection]:
-    """Yield all readers of tracked hidden states: projections, routers, and the module that holds a layer's experts,
-    instead of the experts' projections that read the state of all tokens."""
+    """Yield the reader of each hidden state that can be traced: projections, routers, and for the input of a layer's
+    experts the module that holds them, once, instead of each expert's first projections. Their last ones are
+    yielded."""
     yield from (part for part in projections(model, only) if part.expert is None or part.role != "ffn_in")
     for layer in layers_of(model) if only is None else layers_of(model)[only : only + 1]:
         anatomy = layer.anatomy

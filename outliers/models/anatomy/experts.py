@@ -153,7 +153,7 @@ def by_projection(
 ) -> torch.Tensor:
     """Compute the experts of each token, by states (T, features); this is an experts function of transformers."""
     unfold(experts)
-    if (output := _grouped(experts, hidden_states, top_k_index, top_k_weights)) is not None:
+    if (output := _run_grouped(experts, hidden_states, top_k_index, top_k_weights)) is not None:
         return output
     # not derived from a tensor, so that a pass that follows tensors sees only what experts add
     output = torch.zeros(hidden_states.shape, dtype=hidden_states.dtype, device=hidden_states.device)
@@ -164,11 +164,14 @@ def by_projection(
     return output
 
 
-def _grouped(
+def _run_grouped(
     experts: nn.Module, hidden_states: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor | None:
-    """Compute each kind of projection of all experts at once, without waiting for the device; return None if the
-    projections cannot, or have hooks."""
+    """Compute each kind of projection of all experts at once, without waiting for the device; return None if their
+    class has no such product, or if one of them has hooks.
+
+    chosen, weights: the experts of each token and the weights of their outputs, (tokens, choices).
+    """
     first = next(experts._modules["0"].children())
     if not hasattr(first, "multiply_all") or not first.multiplies_all(hidden_states):
         return None
@@ -196,7 +199,8 @@ def _grouped(
 
 
 def _choices(experts: nn.Module, chosen: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Yield each chosen expert, its tokens, and the places at which they chose it.
+    """Yield each chosen expert with its tokens and, for each of them, which of the token's choices it was, int64
+    (tokens,) both.
 
     On the meta device, where no choice has a value, all tokens choose each expert that has a module.
     """

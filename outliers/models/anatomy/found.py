@@ -16,7 +16,7 @@ from transformers import __version__ as transformers_version
 
 from outliers.errors import UserError, reason_of, reason_of_transformers
 from outliers.models.anatomy.discovery import find_stacks
-from outliers.models.anatomy.discovery.flow import lengths_of
+from outliers.models.anatomy.discovery.flow import unmistakable_lengths
 from outliers.models.anatomy.family import Family
 from outliers.models.anatomy.row import Anatomy, of_all_kinds
 from outliers.models.names import CACHE
@@ -144,7 +144,7 @@ def _inputs(model: PreTrainedModel, family: Family) -> dict[str, object]:
     """Return the arguments of the pass: a picture, or a number of tokens that no weight has as a dimension."""
     if family.name_of:
         return {model.main_input_name: family.smallest(model.config).ids[None].to("meta")}
-    first, second = lengths_of(model)
+    first, second = unmistakable_lengths(model)
     keywords = dict(family.keywords)
     ids = torch.zeros(1, first, dtype=torch.int64, device="meta")
     if model.config.is_encoder_decoder:

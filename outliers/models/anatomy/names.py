@@ -10,7 +10,8 @@ LayerState = tuple[int, str]  # a layer and a role
 
 
 def modules_of(model: PreTrainedModel) -> dict[LayerState, list[str]]:
-    """Return the paths of the readers of each hidden state, and for the residual stream the layer that puts it out."""
+    """Return the paths of the modules that read each hidden state, by layer and role, and for the residual stream the
+    layer that puts it out."""
     modules: dict[LayerState, list[str]] = {}
     for reader in (one for one in state_readers(model) if one.expert is None):
         modules.setdefault(reader.layer_state, []).append(reader.path)

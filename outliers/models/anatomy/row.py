@@ -11,7 +11,8 @@ Norms = dict[str, tuple[str, ...]]  # by norm, the roles whose projections read 
 
 @dataclass(frozen=True)
 class Anatomy:
-    """The place of a stack's layers in the model, and the parts of one kind of layer.
+    """What has to be known of a stack of layers in a model, and of one kind of its layers; `others` has the other
+    kinds.
 
     Paths are relative to the layer unless something else is said. The roles, from `attn_in` to `router`, hold the paths
     of the projections by what they read (docs/architectures.md).

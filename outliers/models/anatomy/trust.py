@@ -70,18 +70,19 @@ def check_sums(model: PreTrainedModel) -> None:
         path, difference = wrong
         raise UserError(
             f"what the output projections of '{path}' of '{model.config.model_type}' put out differs by "
-            f"{difference:.1e} from what the layer adds to the residual stream; expected {_limit(model):.0e} at most, "
-            "for writers to be told apart: use --by readers, or outliers.trace"
+            f"{difference:.1e} from what the layer adds to the residual stream; expected {_tolerance(model):.0e} at "
+            "most, for writers to be told apart: use --by readers, or outliers.trace"
         )
 
 
 def check_planted(model: PreTrainedModel, planted: PreTrainedModel) -> None:
-    """Raise UserError unless a language model has the same logits with planted features."""
+    """Raise UserError unless a language model has the same logits with planted features, outlier features that are
+    added to its weights so that its outputs stay the same."""
     if family_of(model.config).name_of or any(one.is_meta for one in model.parameters()):
         return
     with _without_hooks(model), _without_hooks(planted):
         before, after = (_logits(one, _few_tokens(one)) for one in (model, planted))
-    if not _difference(after, before) <= 10 * _limit(model):
+    if not _difference(after, before) <= 10 * _tolerance(model):
         raise UserError(
             f"a planted feature changes what '{model.config.model_type}' computes, for more reads the norms' "
             "outputs than a pass has found; plant in another model"
@@ -101,10 +102,12 @@ def _logits(model: PreTrainedModel, block: Example | torch.Tensor) -> torch.Tens
 
 
 def _difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest difference of logits, relative to the largest expected one."""
     return float((logits - expected.to(logits.dtype)).abs().max() / expected.abs().max())
 
 
-def _limit(model: PreTrainedModel) -> float:
+def _tolerance(model: PreTrainedModel) -> float:
+    """Return the largest `_difference` that rounding explains in the dtype in which a model computes."""
     # accelerate gives a model that computes in mixed precision a forward of its own
     whole = next(model.parameters()).dtype == torch.float32 and "forward" not in vars(model)
     return EXACT if whole else ROUNDED
@@ -143,7 +146,7 @@ def _check(model: PreTrainedModel) -> tuple[str, float] | None:
             f"the head of '{kind}' reads more than the last hidden states ({reason_of(error, 100)}); expected one that "
             "makes logits of them alone: nothing of this model can be measured"
         ) from None
-    worst, limit = _difference(logits, expected), _limit(model)
+    worst, limit = _difference(logits, expected), _tolerance(model)
     if not worst <= limit:
         raise UserError(
             f"the logits of '{kind}' differ by {worst:.1e} from those of its layers and its head as a pass found them; "

@@ -103,11 +103,12 @@ def _ids(config: PretrainedConfig, pixels: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.arange(before, device=pixels.device), patches])
 
 
-def _name(config: PretrainedConfig, place: int) -> tuple[str, str]:
+def _position_name(config: PretrainedConfig, position: int) -> tuple[str, str]:
+    """Return the name and the type of a position, such as "patch 0,3" and `PATCH`."""
     before = _before_patches(config)
-    if place < len(before):
-        return before[place]
-    row, column = divmod(place - len(before), _side(config))
+    if position < len(before):
+        return before[position]
+    row, column = divmod(position - len(before), _side(config))
     return f"patch {row},{column}", PATCH
 
 
@@ -149,5 +150,5 @@ VISION = Family(
     check=_check,
     ids=_ids,
     vocabulary=lambda config: len(_before_patches(config)) + _side(config) ** 2,
-    name_of=_name,
+    name_of=_position_name,
 )

@@ -214,14 +214,14 @@ def set_fields(config: PretrainedConfig, header: GGUFHeader, file: Path) -> list
         value = header.of_model(key)
         absent = value is None or (key in SCALES and value == 0)
         if not absent and key not in settled and not _set(config, FIELDS[key], value, own):
-            raise _no_place(file, prefix + key, value, config)
+            raise _unsupported_field(file, prefix + key, value, config)
     for attribute in BIASES.keys() & own:
         setattr(config, attribute, any(tensor.name.endswith(BIASES[attribute]) for tensor in header.tensors))
     unknown = []
     for name in header.fields:
         key = name.removeprefix(prefix)
         if name.startswith(OTHER_NAMESPACES) or (name.startswith(prefix) and key in known - {*FIELDS, *settled}):
-            raise _no_place(file, name, header.fields[name], config)
+            raise _unsupported_field(file, name, header.fields[name], config)
         if name.startswith(prefix) and key not in {*known, *FIELDS, *settled}:
             unknown.append(name)
     return unknown
@@ -247,7 +247,7 @@ def _set(config: PretrainedConfig, field: Field, value, own: set[str]) -> bool:
     return True
 
 
-def _no_place(file: Path, name: str, value, config: PretrainedConfig) -> UserError:
+def _unsupported_field(file: Path, name: str, value, config: PretrainedConfig) -> UserError:
     return UserError(
         f"'{file}' says {name} {shown(value)}, and {config.model_type} as transformers computes it has no place for "
         "it; use safetensors"

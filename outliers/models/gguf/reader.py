@@ -177,7 +177,7 @@ def read_tensors(file: Path, model: PreTrainedModel) -> dict[str, Lazy]:
             parts[next((own_names[name] for name in _names(tensor) if name in own_names), None)].append(tensor)
         others = [own_name for own_name in parts if own_name not in expected]
         unused = [tensor.name for own_name in others for tensor in parts.pop(own_name) if tensor.name != FREQUENCIES]
-        zeros = _without_biases(own_names, expected.keys() - parts.keys())
+        zeros = _absent_biases(own_names, expected.keys() - parts.keys())
         _check_complete(model, parts, unused, file, zeros)
 
         def made(own_name: str) -> Callable[[list[Tensor]], torch.Tensor]:
@@ -194,9 +194,9 @@ def read_tensors(file: Path, model: PreTrainedModel) -> dict[str, Lazy]:
         return tensors | {own_name: _zeros(own_name, tuple(expected[own_name].shape)) for own_name in zeros}
 
 
-def _without_biases(own_names: dict[str, str], absent: Collection[str]) -> set[str]:
-    """Return the biases of projections that no layer of the file has; transformers has one switch for several
-    projections.
+def _absent_biases(own_names: dict[str, str], absent: Collection[str]) -> set[str]:
+    """Return the biases of projections that no layer of the file has, which become zeros: transformers can only switch
+    the biases of several projections on together.
 
     own_names: the model's names of tensors by those in the file. absent: the model's names that are not in the file.
     """

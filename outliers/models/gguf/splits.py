@@ -13,7 +13,7 @@ class Rule(NamedTuple):
 
     expressions: applied one after the other; each splits the results of the one before into its matches and the text
     between them. whole_words: whether a word that is a token stays whole, whatever the merges would make of it. begins:
-    whether texts begin with the first token if the file does not say so. bytes: whether tokens are spelled in bytes, as
+    whether texts begin with the token bos if the file does not say so. bytes: whether tokens are spelled in bytes, as
     in GPT-2; otherwise in characters, with ▁ for a space.
     """
 

@@ -85,8 +85,8 @@ class Vocabulary:
             raise unknown_name("rule of splitting words (tokenizer.ggml.pre)", name, BY_NAME, f"('{self.file}')")
         return BY_NAME[name or "default"]
 
-    def role(self, name: str) -> str | None:
-        """Return the token of a role, such as "bos", or None."""
+    def special_token(self, name: str) -> str | None:
+        """Return the token of a purpose, such as "bos", or None."""
         number = self.get(f"{name}_token_id", DEFAULT_IDS.get((self["model"], name)))
         if number is None:
             return None
@@ -127,7 +127,7 @@ def _piece_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
 
 def _character_tokenizer(vocabulary: Vocabulary, merges: list[tuple[str, ...]]) -> Tokenizer:
     """Build a BPE tokenizer of characters, with ▁ for a space and byte tokens for characters without a token."""
-    unknown = vocabulary.role("unknown")
+    unknown = vocabulary.special_token("unknown")
     tokenizer = Tokenizer(BPE(vocabulary.ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     prefix = vocabulary.get("add_space_prefix", vocabulary["model"] == "llama")
     tokenizer.normalizer = normalizers.Sequence(
@@ -145,7 +145,7 @@ def _character_tokenizer(vocabulary: Vocabulary, merges: list[tuple[str, ...]]) 
 def _unigram_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
     """Build a tokenizer that finds the most likely tokens of a text, as SentencePiece's unigram model."""
     names = _with_sentinels(vocabulary.tokens)
-    unknown = vocabulary.role("unknown")
+    unknown = vocabulary.special_token("unknown")
     unknown_id = vocabulary.ids.get(unknown)
     bytes_too = TokenType.BYTE in vocabulary.types
     tokenizer = Tokenizer(Unigram(list(zip(names, vocabulary.scores, strict=True)), unknown_id, bytes_too))
@@ -202,7 +202,7 @@ def _tokenizer_in(file: Path) -> tuple[Tokenizer, dict]:
     special = vocabulary.of_types(TokenType.CONTROL, TokenType.UNKNOWN)
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in special])
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in vocabulary.of_types(TokenType.USER_DEFINED)])
-    roles = {name: vocabulary.role(role) for name, role in ROLES.items()}
+    roles = {name: vocabulary.special_token(role) for name, role in ROLES.items()}
     begins = model == "llama" or (model == "gpt2" and BY_NAME[vocabulary.get("pre", "default")].begins)
     return tokenizer, roles | {
         "chat_template": vocabulary.fields.get("tokenizer.chat_template"),

@@ -17,7 +17,7 @@ from outliers.models.stored.format import Contradiction, StoredFormat
 from outliers.models.stored.fp8 import FP8
 from outliers.models.stored.hqq import HQQ
 from outliers.models.stored.modules import as_method, module_fields
-from outliers.models.stored.tensors import Lazy, twice
+from outliers.models.stored.tensors import Lazy, duplicate_error
 from outliers.models.stored.words import AWQ, GPTQ
 
 METHODS = {
@@ -46,7 +46,7 @@ def unpacked(stored: dict[str, Lazy], fields: dict, name: str, transposed: Colle
     for key, packed in stored.items():
         path, _, end = key.rpartition(".")
         if end in PACKED_ENDS and (plain := stored.get(f"{path}.weight")):
-            raise twice(name, packed, plain)
+            raise duplicate_error(name, packed, plain)
     fields = as_method(fields)
     method, tensors = fields.get("quant_method"), dict(stored)
     for format in METHODS.get(method, ()):
@@ -58,8 +58,8 @@ def unpacked(stored: dict[str, Lazy], fields: dict, name: str, transposed: Colle
             if format.needs in parts and format.codes in parts:
                 for end in parts:
                     del tensors[path + end]
-                turned = any(module == path[:-1] or module.endswith(f".{path[:-1]}") for module in transposed)
-                tensors[f"{path}weight"] = _weight(format, parts, fields, name, path, turned)
+                is_transposed = any(module == path[:-1] or module.endswith(f".{path[:-1]}") for module in transposed)
+                tensors[f"{path}weight"] = _weight(format, parts, fields, name, path, is_transposed)
     if code := next((key for key in tensors if key.rpartition(".")[2] in PACKED_ENDS), None):
         raise UserError(
             f"the checkpoint of '{name}' holds packed codes '{code}', and 'quantization_config' of its configuration "
@@ -73,8 +73,9 @@ def unpacked(stored: dict[str, Lazy], fields: dict, name: str, transposed: Colle
     return tensors
 
 
-def _weight(format: StoredFormat, parts: dict[str, Lazy], fields: dict, name: str, path: str, turned: bool) -> Lazy:
-    """Return the weight made of stored parts, by the ends of their names; turned: whether features come first."""
+def _weight(format: StoredFormat, parts: dict[str, Lazy], fields: dict, name: str, path: str, transposed: bool) -> Lazy:
+    """Return the weight made of stored parts, by the ends of their names; transposed: whether features come
+    first."""
     try:
         with refusals(name, part=f"'{path}{format.codes}' of "):
             if (own := module_fields(fields, path[:-1], name)) is None:
@@ -88,7 +89,7 @@ def _weight(format: StoredFormat, parts: dict[str, Lazy], fields: dict, name: st
     def read() -> torch.Tensor:
         with refusals(name, part=f"'{key}' of "):
             weight = format.unpack({end: part.read() for end, part in parts.items()}, sizes)
-        return weight.T.contiguous() if turned else weight
+        return weight.T.contiguous() if transposed else weight
 
     spans = [span for part in parts.values() for span in part.spans]
-    return Lazy(key, shape[::-1] if turned else shape, "F32", spans, read, note)
+    return Lazy(key, shape[::-1] if transposed else shape, "F32", spans, read, note)

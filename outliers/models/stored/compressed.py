@@ -93,7 +93,7 @@ def _spread(values: torch.Tensor, shape: torch.Size, groups: torch.Tensor | None
     return values
 
 
-def _codes(sizes: Sizes) -> tuple[str]:
+def _dtypes(sizes: Sizes) -> tuple[str]:
     return ("F8_E4M3",) if sizes.fields.get("type") == "float" else ("I8",)
 
 
@@ -123,11 +123,13 @@ CODES = StoredFormat(
     "weight",
     lambda stored, fields: _sizes(stored["weight"].shape, fields),
     (
-        StoredTensor("weight", lambda s: (_codes(s), (s.outputs, s.features))),
+        StoredTensor("weight", lambda s: (_dtypes(s), (s.outputs, s.features))),
         _SCALE,
         # Older versions also store zero points of symmetric codes.
         StoredTensor(
-            "weight_zero_point", lambda s: ((*_codes(s), *FLOATS), s.scales), lambda s: not _is_symmetric(s) or None
+            "weight_zero_point",
+            lambda s: ((*_dtypes(s), *FLOATS), s.scales),
+            lambda s: not _is_symmetric(s) or None,
         ),
         _ORDER,
     ),

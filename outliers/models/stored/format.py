@@ -88,7 +88,7 @@ class StoredFormat(NamedTuple):
         for sizes in self.sizes(stored, fields):
             try:
                 for part in self.parts:
-                    _compare(part, sizes, stored)
+                    _check_part(part, sizes, stored)
                 return sizes, self.note(stored, sizes)
             except Contradiction as contradiction:
                 contradiction.expected += f", as its 'quantization_config' has it ({sizes.written()})"
@@ -96,7 +96,9 @@ class StoredFormat(NamedTuple):
         raise first or Contradiction(self.codes, "", "a 'quantization_config' that says how its weights are stored")
 
 
-def _compare(part: StoredTensor, sizes: Sizes, stored: dict[str, Lazy]) -> None:
+def _check_part(part: StoredTensor, sizes: Sizes, stored: dict[str, Lazy]) -> None:
+    """Raise Contradiction if a tensor of a weight is missing, superfluous, or of another dtype or shape than the sizes
+    require."""
     end, required = next((end for end in stored if re.fullmatch(part.end, end)), None), part.required(sizes)
     if end is None and not required:
         return

@@ -52,7 +52,8 @@ def _grid(sizes: Sizes) -> tuple[int, int]:
     return (sizes.groups, size) if sizes.fields["axis"] else (size, sizes.groups)
 
 
-def _words(sizes: Sizes) -> tuple[tuple[str, ...], tuple[int, int] | None]:
+def _code_form(sizes: Sizes) -> tuple[tuple[str, ...], tuple[int, int] | None]:
+    """Return the dtypes of the code tensor, and its shape, or None for any; see `StoredTensor`."""
     rows, columns = _grid(sizes)
     _, word, count = PACKINGS[sizes.fields["packing"]]
     return (FLOATS, None) if sizes.fields.get("view_as_float") else ((word,), (-(-rows // count), columns))
@@ -80,7 +81,7 @@ HQQ = StoredFormat(
     "W_q",
     _sizes,
     (
-        StoredTensor("W_q", _words),
+        StoredTensor("W_q", _code_form),
         StoredTensor("scale", lambda s: (FLOATS, s.scales)),
         StoredTensor("zero", lambda s: (FLOATS, s.scales)),
         StoredTensor("shape", lambda _: (("I64", *INT32), (2,))),

@@ -116,7 +116,7 @@ def _stored(
     return Lazy(key, shape, dtype, [(file, start, end)], read, piece=piece if len(shape) > 2 else None)
 
 
-def twice(name: str, first: Lazy, second: Lazy) -> UserError:
+def duplicate_error(name: str, first: Lazy, second: Lazy) -> UserError:
     """Return the error for a tensor that occurs twice in the files of model `name`."""
     places = " and ".join(f"'{printable(lazy.name)}' in '{lazy.spans[0][0].path.name}'" for lazy in (second, first))
     return UserError(f"the checkpoint of '{name}' holds a tensor twice: {places}; expected each once")

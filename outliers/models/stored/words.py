@@ -59,7 +59,8 @@ def _gptq_sizes(stored: dict[str, Lazy], fields: dict) -> Iterator[Sizes]:
 
 
 def _needs_g_idx(sizes: Sizes) -> bool | None:
-    """Return whether features are stored in the order of activations; not with one group, or with static groups."""
+    """Return whether the checkpoint must have g_idx, because groups are those of features sorted by activations; None
+    if it may."""
     ordered = sizes.fields.get("desc_act") and not sizes.fields.get("static_groups")
     return True if ordered and sizes.groups > 1 else None
 

@@ -89,6 +89,7 @@ def read_folder_tokenizer(
 
 
 def _encode_probe(tokenizer: PreTrainedTokenizerBase, more: str = "") -> list[int]:
+    """Return the ids of a text of many kinds of characters, `PROBE`, and more text."""
     with silence():
         return tokenizer(PROBE + more, add_special_tokens=False).input_ids
 

@@ -60,14 +60,14 @@ def _places(model: "PreTrainedModel", chosen: Sequence[str] | None) -> list[str]
         UserError: the model lacks one of the places.
     """
     from outliers.models.anatomy import check_one_stack, decoder_layers
-    from outliers.models.anatomy.parts import parts
+    from outliers.models.anatomy.parts import stream_readers
 
     check_one_stack(model.config)
     if chosen is not None:
         for place in chosen:
             Ablated(Intervention((0,)), (place,)).check(model)
         return list(chosen)
-    layers = [{part.name for part in parts(model, layer)} for layer in range(len(decoder_layers(model)))]
+    layers = [{part.name for part in stream_readers(model, layer)} for layer in range(len(decoder_layers(model)))]
     everywhere, somewhere = set.intersection(*layers), set().union(*layers)
     places = []
     for role, names in ROLES.items():
@@ -142,11 +142,11 @@ def readers(
     from outliers.models.anatomy import features_of
     from outliers.runs.loaded import measure_loaded
     from outliers.subjects.given import Given
-    from outliers.text.blocks import sequences
+    from outliers.text.blocks import unpad
     from outliers.tracing.result import STREAM
     from outliers.tracing.trace import trace
 
-    blocks, features = list(sequences(blocks, attention_mask)), list(dict.fromkeys(features))
+    blocks, features = list(unpad(blocks, attention_mask)), list(dict.fromkeys(features))
     places, width = _places(model, None if places is None else list(places)), features_of(model)
     _drawn(features, width, controls, seed, ())  # errors show before the text is traced
     outliers = trace(model, blocks, STREAM, attention=False).outlier_features()["feature"]

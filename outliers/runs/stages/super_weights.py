@@ -184,9 +184,9 @@ def super_weights(
     """
     from outliers.runs.loaded import measure_loaded
     from outliers.subjects.given import Given
-    from outliers.text.blocks import sequences
+    from outliers.text.blocks import unpad
 
-    given = Given(model, list(sequences(blocks, attention_mask)))
+    given = Given(model, list(unpad(blocks, attention_mask)))
     return cost_table(measure_loaded(given, super_weight_stages(given, controls=controls))).drop(columns="increase")
 
 

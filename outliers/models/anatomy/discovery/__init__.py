@@ -52,6 +52,7 @@ def _main(seen: RecordedPass, counts: Counter) -> list[str]:
 
 
 def _stack(seen: RecordedPass, top: str) -> Anatomy:
+    """Return the anatomy of the stack whose list of layers is at a path, `top`."""
     model, members = seen.model, sorted((place, path) for path, (of, place) in seen.layers.items() if of == top)
     _check_whole(model, top, len(members))
     kinds: list[Anatomy] = []

@@ -59,8 +59,9 @@ def _identity(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def lengths_of(model: nn.Module) -> tuple[int, ...]:
-    """Return two numbers of positions that no dimension of the model's weights equals or exceeds by one."""
+def unmistakable_lengths(model: nn.Module) -> tuple[int, ...]:
+    """Return two numbers of positions, T, such that no dimension of the model's weights is T or T + 1: a dimension of
+    these sizes can only be positions."""
     sizes = {size for parameter in model.parameters() for size in parameter.shape}
     return tuple(length for length in LENGTHS if not sizes & {length, length + 1})[:2]
 
@@ -74,10 +75,10 @@ def is_projection(module: nn.Module) -> bool:
 
 @dataclass
 class ProductCall:
-    """The first multiplication by a matrix in a pass.
+    """The use of one matrix in a pass, as of its first multiplication.
 
-    history: of its input. input: the identity of the input's storage. outputs: their number. uses: how often the pass
-    multiplies by the matrix. later: histories of the inputs of later multiplications.
+    history: of its input. input: the identity (`_cdata`) of its storage. outputs: their number. uses: how often the
+    pass multiplies by the matrix. later: histories of the inputs of later multiplications.
     """
 
     history: History
@@ -90,16 +91,16 @@ class ProductCall:
 class Flow(TorchDispatchMode):
     """A dispatch mode that records the history of every tensor.
 
-    of: the history of each storage. modules: the paths of the running modules, outermost first. mixed: for each
-    operation that mixes positions, the innermost module, how it mixes, and the history. loose: weights used in products
-    although their module is not called. whole: by storage, the projection whose outputs it holds, and their number.
-    split: the parts into which operations split the outputs of a projection.
+    histories: by storage. modules: the paths of the running modules, outermost first. mixed: for each
+    operation that mixes positions, the innermost module, how it mixes, and the history of its input. loose: weights
+    used in products although their module is not called. whole: by storage, the projection whose outputs it holds, and
+    their number. split: the parts into which operations split the outputs of a projection.
     """
 
     def __init__(self, lengths: tuple[int, ...], weights: Mapping[int, str], projections: Collection[str]):
         super().__init__()
         self.lengths, self.weights, self.projections = {*lengths}, weights, projections
-        self.of: dict[int, History] = {}
+        self.histories: dict[int, History] = {}
         self.kept: list = []  # storages, so that no later one gets the same identity
         self.modules: list[str] = []
         self.normalizes: set[str] = set()
@@ -109,12 +110,12 @@ class Flow(TorchDispatchMode):
         self.split: dict[str, list[Outputs | None]] = {}
 
     def history(self, tensor: torch.Tensor) -> History:
-        return self.of.get(_identity(tensor), NOTHING)
+        return self.histories.get(_identity(tensor), NOTHING)
 
     def put(self, tensor: torch.Tensor, history: History) -> None:
         storage = tensor.untyped_storage()
         self.kept.append(storage)
-        self.of[storage._cdata] = history
+        self.histories[storage._cdata] = history
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -180,7 +181,8 @@ class Flow(TorchDispatchMode):
         return next((self.weights[key] for tensor in inputs if (key := _identity(tensor)) in self.weights), None)
 
     def _mixes(self, base: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], args: tuple) -> str | None:
-        """Return how an operation mixes positions, such as "softmax" for attention; None if it does not."""
+        """Return how an operation of torch, `base` its name, mixes positions: "softmax" for attention, "convolution",
+        "scan", "product", or "part" if it takes some of them; None if it does not."""
         first, out = inputs[0], outputs[0]
         if base in ("_softmax", "softmax", "_safe_softmax"):
             of_keys = {length + more for length in self.lengths for more in (0, 1, *self.lengths)}  # of two stacks too
@@ -201,7 +203,8 @@ class Flow(TorchDispatchMode):
 
 
 def _outputs_in(part: torch.Tensor, count: int) -> Outputs | None:
-    """Return which of a projection's outputs a view holds; None if they form no regular pattern."""
+    """Return which of a projection's outputs a view holds, see `Outputs`; None if they are not the same ones of equal
+    groups."""
     sizes = [1 if stride % count == 0 else size for size, stride in zip(part.shape, part.stride(), strict=True)]
     first = part.storage_offset() % count
     if first + sum((size - 1) * stride for size, stride in zip(sizes, part.stride(), strict=True)) >= count:
@@ -215,6 +218,7 @@ def _outputs_in(part: torch.Tensor, count: int) -> Outputs | None:
 
 
 def _scalar(tensor: torch.Tensor) -> bool | float | int:
+    """Return zero as a number of Python, in the place of the value that a tensor on the meta device lacks."""
     return False if tensor.dtype == torch.bool else 0.0 if tensor.is_floating_point() else 0
 
 
@@ -245,7 +249,7 @@ class RecordedPass:
             unfold(module, 1)  # all experts of a layer have the same anatomy, and some models have 29,000
         self.paths = {module: path for path, module in model.named_modules()}
         self.layers = _layers_of(self.paths)
-        self.lengths = lengths_of(model)
+        self.lengths = unmistakable_lengths(model)
         projections = {path for module, path in self.paths.items() if is_projection(module)}
         self.flow = Flow(self.lengths, self._weights(), projections)
         self.calls: dict[str, ProductCall] = {}

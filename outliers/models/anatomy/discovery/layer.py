@@ -53,10 +53,10 @@ class FoundLayer:
 
     def __init__(self, seen: RecordedPass, path: str):
         self.seen, self.prefix, self.stream = seen, f"{path}.", STREAM + path
-        self.calls = self._in_layer(seen.calls) | self._in_layer(seen.flow.loose)
+        self.calls = self._of_layer(seen.calls) | self._of_layer(seen.flow.loose)
         self.left = seen.left[path]
-        self.experts = tuple(name for name in self._in_layer(seen.chosen))
-        written, chosen = self.own(self.left), self.own(NOTHING.union(*self._in_layer(seen.chosen).values()))
+        self.experts = tuple(name for name in self._of_layer(seen.chosen))
+        written, chosen = self.own(self.left), self.own(NOTHING.union(*self._of_layer(seen.chosen).values()))
         into = [name for name, call in self.calls.items() if self.stream in call.history]
         owners = {name: seen.model.get_submodule((self.prefix + name).rpartition(".")[0]) for name in into}
         # the input of experts may be weighted already
@@ -85,7 +85,8 @@ class FoundLayer:
         self.memory = [name for name, call in self.calls.items() if MEMORY in call.history and name not in into]
         self.writes = [name for name in self.calls if name in written and name not in (*into, *self.memory)]
 
-    def _in_layer(self, found: Mapping[str, object]) -> dict:
+    def _of_layer(self, found: Mapping[str, object]) -> dict:
+        """Return the entries for paths in this layer, by the paths relative to it."""
         size = len(self.prefix)
         return {path[size:]: value for path, value in found.items() if path.startswith(self.prefix)}
 
@@ -147,7 +148,7 @@ class FoundLayer:
 
     def norms(self) -> dict[str, History]:
         """Return the norms of the layer with the histories of their inputs."""
-        return {path: before for path, (before, behind) in self._in_layer(self.seen.norms).items() if behind}
+        return {path: before for path, (before, behind) in self._of_layer(self.seen.norms).items() if behind}
 
     def anatomy(self) -> Anatomy:
         """Return the parts of the layer by role, without the fields of the whole stack."""
@@ -245,7 +246,7 @@ class FoundLayer:
         roles = {*self.routers, *self.experts}
         for branch in branches:
             roles |= {*branch.reads, *branch.between, *branch.writes, *branch.memory}
-        modules = self._in_layer({path: module for module, path in self.seen.paths.items()})
+        modules = self._of_layer({path: module for module, path in self.seen.paths.items()})
         for path, call in self.calls.items():
             if self.prefix + path in self.seen.parted:
                 yield path, "parts of its input are multiplied with parts of its weight"
