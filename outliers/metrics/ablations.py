@@ -79,8 +79,8 @@ def random_features(
 ) -> list[tuple[int, ...]]:
     """Draw sets of features without replacement, excluding some features and outliers.
 
-    count: features of a draw. draws: number of draws. width: features to draw from. features, outliers: those to
-    exclude.
+    count: number of features in a draw. draws: number of draws. width: number of the model's features. features,
+    outliers: features that are never drawn.
 
     Raises:
         UserError: too few features are left; or the seed is invalid.

@@ -51,9 +51,9 @@ class Spike(NamedTuple):
 
 
 class Peaks(NamedTuple):
-    """Statistics of each feature over sequences, from its entry of the largest magnitude in each.
+    """Statistics of peaks: a feature's peak in a sequence is its entry of the largest magnitude.
 
-    total: float64 (features,), the sum of these entries. least: float64 (features,), the smallest of their magnitudes.
+    total: float64 (features,), the sum of peaks. least: float64 (features,), the smallest magnitude of a peak.
     sequences: the number of sequences.
     """
 
@@ -121,7 +121,7 @@ class _CandidateObserver:
 
         An entry stands out by |w| over the smaller of the mean magnitudes of its row and its column.
         """
-        weight, layer, path = _plain_weight(projection), projection.layer, projection.path
+        weight, layer, path = _exact_weight(projection), projection.layer, projection.path
         magnitudes = weight.abs()
         mean = torch.minimum(magnitudes.mean(1, keepdim=True), magnitudes.mean(0, keepdim=True))
         scores = magnitudes / mean.clamp(min=torch.finfo(torch.float32).tiny)
@@ -151,7 +151,7 @@ class _CandidateObserver:
         """Return the candidates without duplicates, those by activations first."""
         chosen: dict[WeightEntry, dict] = {}
         for candidate in [*self._by_activations(), *self._by_weights()]:
-            chosen.setdefault(_place(candidate), candidate)
+            chosen.setdefault(_entry_of(candidate), candidate)
         return list(chosen.values())
 
     def _layer(self, layer: int, path: str) -> dict:
@@ -201,7 +201,7 @@ class _Nearest:
                 self._find_nearest(projection)
 
     def _find_nearest(self, projection: Projection) -> None:
-        weight, places = _plain_weight(projection), map(_place, self.chosen)
+        weight, places = _exact_weight(projection), map(_entry_of, self.chosen)
         taken = [place[1:] for place in places if place.path == projection.path]
         for number, candidate in enumerate(self.chosen):
             distances = (weight.abs() - abs(candidate["value"])).abs()
@@ -222,13 +222,13 @@ class _Nearest:
             yield candidate | weights | {"nearest_values": [value for *_, value in nearest]}
 
 
-def _plain_weight(projection: Projection) -> torch.Tensor:
+def _exact_weight(projection: Projection) -> torch.Tensor:
     plain = getattr(projection.module, "projection", projection.module)  # under a scheme
     check_plain(projection._replace(module=plain))
     return stored_weight(plain).detach().float()
 
 
-def _place(candidate: dict) -> WeightEntry:
+def _entry_of(candidate: dict) -> WeightEntry:
     return WeightEntry(*(candidate[part] for part in WeightEntry._fields))
 
 

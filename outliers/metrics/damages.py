@@ -74,15 +74,15 @@ def _damages(variant: str, rows: list[dict], inputs: list[dict], baseline: Value
     model, costs = {} if baseline is None else {"unquantized": baseline.mean}, {}
     for row in rows:
         if row["metric"] in OF_MODEL:
-            model |= _with_bars(row["metric"].removeprefix("damage."), value_of(row))
+            model |= _scatter_columns(row["metric"].removeprefix("damage."), value_of(row))
         if row["metric"] == "perplexity" and baseline is not None:
             costs["damage", None, None] = value_of(row).increase_over(baseline)
-            model |= _with_bars("damage", costs["damage", None, None])
+            model |= _scatter_columns("damage", costs["damage", None, None])
     places = [_place_table(rows, field, baseline, costs) for field in ("role", "layer", "stack", "head", "expert")]
     return Damages(variant, _error_table(rows, inputs), *places, model, costs)
 
 
-def _with_bars(name: str, value: Value) -> dict[str, float]:
+def _scatter_columns(name: str, value: Value) -> dict[str, float]:
     bars = {f"{name}_deviation": value.deviation, f"{name}_error": value.error}
     return {name: value.mean} | {column: bar for column, bar in bars.items() if bar is not None}
 
@@ -131,9 +131,9 @@ def _place_table(rows: list[dict], field: str, baseline: Value | None, costs: di
         name = row["metric"].removeprefix("damage.")
         if name.endswith(("_only", "_without")) and field in row:
             damage = by_place.setdefault(row[field], {field: row[field]})
-            damage |= _with_bars(name, value_of(row))
+            damage |= _scatter_columns(name, value_of(row))
             if name.startswith("perplexity_"):
                 key = name.replace("perplexity", "damage"), field, row[field]
                 costs[key] = Value(math.nan) if baseline is None else value_of(row).increase_over(baseline)
-                damage |= _with_bars(key[0], costs[key])
+                damage |= _scatter_columns(key[0], costs[key])
     return pd.DataFrame(list(by_place.values()), columns=None if by_place else [field])

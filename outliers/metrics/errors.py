@@ -66,7 +66,7 @@ def block_errors(
     model: PreTrainedModel,
     blocks: Iterable[torch.Tensor],
     variants: Sequence[Quantized | Against],
-    without: Variant = EXACT,
+    base: Variant = EXACT,
 ) -> list[BlockErrors]:
     """Return the errors under some schemes for each block, all in one pass.
 
@@ -77,14 +77,14 @@ def block_errors(
     Args:
         model: a causal language model, quantized or not, resident or streamed.
         blocks: token ids, int64 (blocks, T), or any iterable of (T,).
-        variants: the schemes; or other models, all of whose projections count, whatever their kind.
-        without: a change of the model without the schemes, such as an ablation; by default none.
+        variants: the schemes; or other models, of which all projections are compared.
+        base: a change of the model, such as an ablation, under which its hidden states are exact; by default none.
 
     Raises:
         UserError: a block does not fit the model; as `outliers.quantize`.
     """
     observer = _ErrorObserver(variants)
-    watched_pass(model, blocks, observer.hooks, without, observer.begin)
+    watched_pass(model, blocks, observer.hooks, base, observer.begin)
     return list(observer.blocks.values())
 
 
@@ -112,19 +112,20 @@ class _ErrorObserver:
                 one for one in state_readers(model, layer) if one.expert is None and one.layer_state in self.stacks
             ]
             stack.enter_context(input_hooks(whole, self._see_input))
-            stack.enter_context(expert_hooks(model, self._see_units, only=layer))
+            stack.enter_context(expert_hooks(model, self._see_neurons, only=layer))
             for projection in observed:
                 modules = enumerate(layers.get(projection.path, ()))
-                others = {number: module for number, module in modules if self._is_other(number, module)}
+                others = {number: module for number, module in modules if self._is_changed(number, module)}
                 if others:  # else the projection is skipped
                     see = partial(self._see_output, projection.path, others)
                     stack.callback(projection.module.register_forward_hook(see).remove)
             yield
 
-    def _is_other(self, number: int, module: nn.Module) -> bool:
+    def _is_changed(self, number: int, module: nn.Module) -> bool:
+        """Return whether a module under a variant, by its number, is quantized or another model's."""
         return isinstance(module, QuantizedLinear) or bool(self.variants[number].swaps)
 
-    def _see_units(self, layer: int, _expert: int, tokens: torch.Tensor, x: torch.Tensor) -> None:
+    def _see_neurons(self, layer: int, _expert: int, tokens: torch.Tensor, x: torch.Tensor) -> None:
         self._see_input(layer, "ffn_out", x, tokens)
 
     def _see_input(self, layer: int, role: str, x: torch.Tensor, positions: torch.Tensor | None = None) -> None:
@@ -193,11 +194,11 @@ class ErrorsMeasurement(Measurement):
     ) -> list[list[dict]]:
         """Return, for each cell and block, the errors by projection, or the largest inputs by layer and role."""
         subject = cells[0].subject
-        without, schemes = _split_scheme(cells[0])[0], [scheme for cell in cells for scheme in _split_scheme(cell)[1]]
+        base, schemes = _split_scheme(cells[0])[0], [scheme for cell in cells for scheme in _split_scheme(cell)[1]]
         model, schemes = loaded(model_cache, subject, schemes, provenance)
         blocks = model_cache.with_progress(subject.blocks[part], len(cells))
         with naming(subject.name, *(scheme.name for scheme in schemes)):
-            errors = block_errors(model, blocks, schemes, without)
+            errors = block_errors(model, blocks, schemes, base)
         places, numbers = list(projections(model)), iter(range(len(schemes)))
         return [_of_cell(errors, places, next(numbers) if _split_scheme(cell)[1] else None) for cell in cells]
 

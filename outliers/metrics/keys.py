@@ -77,11 +77,11 @@ class ChannelSums(NamedTuple):
         return self.squares / self.count
 
     @property
-    def constant(self) -> torch.Tensor:
+    def constancy(self) -> torch.Tensor:
         """mean² / mean of squares: 1 for a channel that is the same at all positions, also if it is always 0."""
         return torch.where(self.squares > 0, self.means.square() / self.mean_squares, 1.0)
 
-    def first(self, count: int) -> list[tuple[int, int]]:
+    def largest_channels(self, count: int) -> list[tuple[int, int]]:
         """Return head and number of the channels with the largest magnitudes."""
         order = self.magnitudes.flatten().sort(descending=True, stable=True).indices[:count].tolist()
         return [divmod(place, self.largest.shape[1]) for place in order]
@@ -139,7 +139,7 @@ class Channels:
 
     def _layer_record(self, key: StateKey) -> dict:
         sums, bias = self.sums[key], self._bias(key)
-        share = {} if bias is None else _of_bias(bias.norm(), sums.mean_squares.sum())
+        share = {} if bias is None else _bias_fields(bias.norm(), sums.mean_squares.sum())
         return {
             "metric": "keys.layer",
             "value": float_digits(sums.magnitudes.max()),
@@ -157,7 +157,7 @@ class Channels:
 
     def _channel_records(self, key: StateKey, count: int) -> Iterator[dict]:
         sums, bias = self.sums[key], self._bias(key)
-        for at in sums.first(count):
+        for at in sums.largest_channels(count):
             head, channel = at
             yield {
                 "metric": "keys.channel",
@@ -165,8 +165,8 @@ class Channels:
                 "median": _median(sums, head)["median"],
                 "mean": float_digits(sums.means[at]),
                 "rms": float_digits(sums.mean_squares[at].sqrt()),
-                "constant": float_digits(sums.constant[at]),
-                **({} if bias is None else _of_bias(bias[at], sums.mean_squares[at])),
+                "constant": float_digits(sums.constancy[at]),
+                **({} if bias is None else _bias_fields(bias[at], sums.mean_squares[at])),
                 "head": head,
                 "channel": channel,
                 "position": int(sums.position[at]),
@@ -192,12 +192,13 @@ class Channels:
 
 def _median(sums: ChannelSums, heads: int | slice) -> dict:
     """Return the statistics of the median channel of some heads."""
-    by_channel = {"median": sums.magnitudes, "rms": sums.mean_squares.sqrt(), "constant": sums.constant}
+    by_channel = {"median": sums.magnitudes, "rms": sums.mean_squares.sqrt(), "constant": sums.constancy}
     return {name: float_digits(values[heads].median()) for name, values in by_channel.items()}
 
 
-def _of_bias(bias: torch.Tensor, mean_square: torch.Tensor) -> dict:
-    """Return a bias, or a norm of biases, and its share of the mean square: above 1 if the rest opposes it."""
+def _bias_fields(bias: torch.Tensor, mean_square: torch.Tensor) -> dict:
+    """Return a bias, or a norm of biases, and its share of the output's mean square, above 1 if the rest of the output
+    opposes the bias."""
     share = bias**2 / mean_square if mean_square > 0 else 0.0
     return {"bias": float_digits(bias), "bias_share": float_digits(share)}
 
@@ -286,19 +287,19 @@ class _LayerObserver:
     def take_apart(self, count: int) -> None:
         """Keep the biases, and the weight rows of the largest key channels."""
         for name, part in self.parts.items():
-            bias = parameter_of(_plain(part), "bias")
+            bias = parameter_of(_exact_module(part), "bias")
             if bias is not None:
                 outputs = part.outputs.to(bias.device)
                 self.channels.biases[self.layer, ATTENDED[name]] = bias.detach()[outputs].double().cpu()
         keys, sums = self.parts["k"], self.channels.sums.get((self.layer, "keys", BEFORE))
-        weight = stored_weight(_plain(keys))
+        weight = stored_weight(_exact_module(keys))
         if sums is not None and weight.is_floating_point():  # a layer of bitsandbytes has integer codes
-            for head, channel in sums.first(count):
+            for head, channel in sums.largest_channels(count):
                 row = weight.detach()[keys.outputs[head, channel]].double().cpu()
                 self.channels.weights[self.layer, head, channel] = row
 
 
-def _plain(part: StreamReader) -> nn.Module:
+def _exact_module(part: StreamReader) -> nn.Module:
     """Return the exact projection, also of a quantized one."""
     return getattr(part.reader.module, "projection", part.reader.module)
 

@@ -84,7 +84,7 @@ def layer_and_inputs(tokens: int, features: int, outputs: int, device: torch.dev
 def ways(
     tokens: int, features: int, outputs: int, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Callable[[], torch.Tensor]]:
-    """Return functions that multiply hidden states (tokens, features) by a weight (outputs, features), by name.
+    """Return implementations that multiply hidden states (tokens, features) by a weight (outputs, features), by name.
 
     "int8 alone" is `torch._int_mm` of finished codes, "plain torch" stands for the reference kernels, and the others
     use the kernels of the device. All except those with "32 bits" have inputs and outputs in `dtype`, 16 bits.

@@ -100,9 +100,9 @@ class Measurement(ABC):
 
     @abstractmethod
     def measure(self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict) -> list[Any]:
-        """Return the result of a part of the text for each cell; results are sent between machines.
+        """Return the result of a part of the text for each cell; results are pickled to be sent between machines.
 
-        provenance: of the subject; a loaded model must have the weights that it names.
+        part: of the subject's blocks. provenance: of the subject; a loaded model must have the weights that it names.
         """
 
     @abstractmethod
@@ -206,6 +206,6 @@ def by_seed(losses: list, seed_count: int) -> list[list]:
 
 
 def bundles_of(cells: list[Cell]) -> Iterable[list[Cell]]:
-    """Group cells that are measured together: by subject, measurement, and what they share."""
+    """Group cells into bundles, which are measured together: by subject, measurement, and `Measurement.shared`."""
     groups = grouped(cells, lambda cell: (id(cell.subject), cell.metric.measurement)).values()
     return chain.from_iterable(grouped(alike, alike[0].metric.measurement.shared).values() for alike in groups)

@@ -56,11 +56,11 @@ Parts = dict[SumKey, np.ndarray]
 
 
 class ColumnSums(NamedTuple):
-    """Sums of n columns over a text.
+    """Sums over a text of n columns, which are features, or the terms of all pairs of a writer and a feature.
 
     total: (2 + chosen positions, n) float64, over positions after the first, at the first, and at each chosen one.
-    magnitude: (n,) float64, sum of |x| after the first. largest: (n, listed) float32, the entries with the largest |x|
-    after the first; at: (n, listed, 2) int32, their positions and token ids.
+    magnitude: (n,) float64, sum of |x| after the first. largest: (n, `MOST_POSITIONS`) float32, the entries with the
+    largest |x| after the first; at: (n, `MOST_POSITIONS`, 2) int32, their positions and token ids.
     """
 
     total: torch.Tensor
@@ -214,7 +214,7 @@ class WriterAccount:
     def rest(self) -> np.ndarray:
         """The largest difference between a state and the sum of its terms, relative to the largest state, (features,).
 
-        Both maxima are over layers and kinds of means.
+        Both maxima are over layers, and over the means after the first position, at it, and at chosen ones.
         """
         return self._rest(self._parts())
 
@@ -232,7 +232,7 @@ class WriterAccount:
             records.append({"metric": "origins.rest", "value": float_digits(rest)})
         pairs = zip(self.features, by_feature, strict=True)
         with_features = [{**record, "feature": feature} for feature, records in pairs for record in records]
-        return [*with_features, *self._ordinary(parts)]
+        return [*with_features, *self._typical_contributions(parts)]
 
     def _written(self) -> list[SumKey]:
         """Return the keys of sums of writers, in the order in which they write."""
@@ -336,10 +336,10 @@ class WriterAccount:
         chosen = {"at": [float_digits(value) for value in means[2:]]} if self.positions else {}
         return {"value": float_digits(means[0]), "first": float_digits(means[1]), **chosen}
 
-    def _ordinary(self, parts: Parts) -> Iterator[dict]:
-        """Yield the ordinary contribution of each part of a layer: the median over controls of the magnitudes of means.
+    def _typical_contributions(self, parts: Parts) -> Iterator[dict]:
+        """Yield what attention and feed-forward parts typically add to a feature, to compare the requested ones with.
 
-        The state before each layer is included.
+        It is the median over random features of the magnitudes of means. The state before each layer is included.
         """
         states = {(layer, "state"): self._means((layer, "state")) for layer in range(self.layers + 1)}
         for (layer, part), means in (parts | states).items() if self.controls else ():
@@ -426,7 +426,7 @@ def check_writers(config) -> None:
     """Raise UserError unless each layer has one attention and one feed-forward part that write."""
     for stack in stacks_of(config):
         for kind in stack.layer_kinds:
-            ffn_out, _ = _apart(kind)
+            ffn_out, _ = _split_experts(kind)
             behind = [path for path, of in kind.norms_behind.items() if of == "ffn_out"]
             several = next((of for of in (kind.attn_out, ffn_out, behind) if len(of) > 1), None)
             if kind.recurrent or several:
@@ -437,10 +437,10 @@ def check_writers(config) -> None:
                 )
 
 
-def _apart(kind: Anatomy) -> tuple[list[str], list[str]]:
+def _split_experts(anatomy: Anatomy) -> tuple[list[str], list[str]]:
     """Split the output projections of a feed-forward part into those outside and those inside of experts."""
-    of_experts = [path for path in kind.ffn_out if kind.experts and path.startswith(f"{kind.experts}.")]
-    return [path for path in kind.ffn_out if path not in of_experts], of_experts
+    of_experts = [path for path in anatomy.ffn_out if anatomy.experts and path.startswith(f"{anatomy.experts}.")]
+    return [path for path in anatomy.ffn_out if path not in of_experts], of_experts
 
 
 @inference
@@ -606,7 +606,7 @@ class _SubLayer:
         self.scale = getattr(config, anatomy.residual_scale) if anatomy.residual_scale else 1.0
         self.gain = None if self.norm is None else gain_of(self.norm, anatomy.norm_offset, observer.width)
         self.heads = heads_of(layer, config_of_stack(config, anatomy))
-        names, of_experts = _apart(anatomy) if role == "ffn_out" else (anatomy.attn_out, [])
+        names, of_experts = _split_experts(anatomy) if role == "ffn_out" else (anatomy.attn_out, [])
         self.experts = block.get_submodule(anatomy.experts) if of_experts else None
         norm = self.experts.post_expert_norm if of_experts and self.experts.has_post_expert_norm else None
         self.gain_of_experts = None if norm is None else gain_of(norm, anatomy.norm_offset, observer.width)[:, None]
@@ -732,7 +732,7 @@ class _SubLayer:
         self._end(True)
 
     def _scale(self, factors: dict[str, torch.Tensor], of_experts: torch.Tensor) -> None:
-        """Multiply terms by factors for each position, (T, 1), by their kind, and neurons of experts by one more."""
+        """Multiply terms by factors for each position, (T, 1), by their kind, and those of experts' neurons."""
         self.written = {kind: factors[kind] * terms for kind, terms in self.written.items()}
         self.of_experts = [part._replace(units=of_experts[part.positions] * part.units) for part in self.of_experts]
 

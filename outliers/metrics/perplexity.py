@@ -39,7 +39,7 @@ class Loss(NamedTuple):
     tokens: int
 
 
-class Later(NamedTuple):
+class PendingLoss(NamedTuple):
     """A loss that a GPU may not have computed yet.
 
     total: float64 (). tokens: number of predicted tokens. model, block: the model and the block that the loss is of.
@@ -51,7 +51,7 @@ class Later(NamedTuple):
     block: Block
 
     def read(self, total: float) -> Loss:
-        """Return the loss with its total as a number; the model must still be under the variant that the loss is of."""
+        """Return the loss, given its total as a number; the model must still be under the same variant."""
         if not math.isfinite(total):  # a single loss that is not finite makes the total so
             raise broken_at(self.model, self.block)
         return Loss(total, self.tokens)
@@ -161,7 +161,7 @@ def losses(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> list[Loss]
     if is_streamed(model):
         return [loss_of(model, ids, states) for _, ids, states in run_decoder(model, blocks)]
 
-    def loss(_number: int, block: torch.Tensor) -> Loss | Later:
+    def loss(_number: int, block: torch.Tensor) -> Loss | PendingLoss:
         ((_, ids, states),) = run_decoder(model, [block])
         return loss_of(model, ids, states)
 
@@ -231,7 +231,7 @@ def predicted(tokens: Iterable[int]) -> int:
     )
 
 
-def loss_of(model: PreTrainedModel, block: Block, states: torch.Tensor) -> Loss | Later:
+def loss_of(model: PreTrainedModel, block: Block, states: torch.Tensor) -> Loss | PendingLoss:
     """Return the loss of a block from its last hidden states (T, features)."""
     ((loss,),) = read_logits(block, [(model, states)], [LossReader])
     return loss
@@ -239,9 +239,9 @@ def loss_of(model: PreTrainedModel, block: Block, states: torch.Tensor) -> Loss 
 
 def finite_losses(results: Sequence) -> list:
     """Return results of blocks with all losses as numbers, waiting once for a GPU; raise BrokenModel for NaN or inf."""
-    totals = [result.total for result in results if isinstance(result, Later)]
+    totals = [result.total for result in results if isinstance(result, PendingLoss)]
     read = iter(torch.stack(totals).tolist() if totals else ())
-    return [result.read(next(read)) if isinstance(result, Later) else result for result in results]
+    return [result.read(next(read)) if isinstance(result, PendingLoss) else result for result in results]
 
 
 class LossReader:
@@ -265,11 +265,12 @@ class LossReader:
             raise broken_at(self.model, self.block)
         return losses
 
-    def result(self) -> Loss | Later:
+    def result(self) -> Loss | PendingLoss:
         """Return the loss: as a number on a CPU, and for streamed models, which are under another variant later."""
         if _is_empty(self.block, self.targets):
             return Loss(0.0, 0)
-        later = Later((self.log_normalizer - self.target_logits)[:, 0].sum(), len(self.targets), self.model, self.block)
+        total = (self.log_normalizer - self.target_logits)[:, 0].sum()
+        later = PendingLoss(total, len(self.targets), self.model, self.block)
         return later.read(later.total.item()) if later.total.is_cpu or is_streamed(self.model) else later
 
 
@@ -284,8 +285,8 @@ def read_logits(
     The vocabulary is passed once in parts: the logits of a part are computed once for all readers of a model, and those
     of the unquantized model once for all models.
 
-    changed: models with their last hidden states. exact: the unquantized model with its states, if a reader compares,
-    and possibly a cache of its logits.
+    changed: models, or one under several variants, with their last hidden states. exact: if a reader compares, the
+    unquantized model, its last hidden states and, optionally, a cache of its logits.
     """
     heads, of_models, unquantized = [], [], None
     compares = any(reader.compares for reader in readers)

@@ -67,7 +67,7 @@ def place_losses(
     """
     variants = [choice.variant for choice in chosen]
     if not is_streamed(model) and variant.cache:
-        return _from_inputs(model, blocks, variants)
+        return _cache_losses(model, blocks, variants)
     if is_streamed(model) or chosen[0].field != "layer":
         return variant_losses(model, blocks, variants)
     layers = {kind: [choice.place for choice in chosen if choice.kind == kind] for kind in (ONLY, WITHOUT)}
@@ -76,10 +76,10 @@ def place_losses(
 
 
 @inference
-def _from_inputs(
+def _cache_losses(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], variants: Iterable[Cached]
 ) -> list[list[Loss]]:
-    """Return the losses of blocks under each variant, starting from the exact input of its first changed layer."""
+    """Return the losses of blocks under each cache; a pass starts at the first layer that it changes."""
     kept: list[dict] = [{} for _ in blocks]
     losses = []
     for variant in variants:

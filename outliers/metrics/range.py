@@ -35,6 +35,7 @@ class _Largest(dict[RangePlace, float]):
     """The largest magnitude at each place so far."""
 
     def add(self, place: RangePlace, x: torch.Tensor) -> None:
+        """Keep the largest magnitude at a place."""
         value = x.abs().amax().item() if x.numel() else 0.0
         if not math.isfinite(value):
             raise not_finite(f"in layer {place[1]}, {place[3] or place[2] or 'attention logits'}")

@@ -125,9 +125,9 @@ def _pass(
 ) -> Callable:
     """Return a function that passes a numbered block through a model, reusing cached outputs of unchanged layers.
 
-    first: the first layer that differs from the exact model; cached inputs of this layer are shared by variants.
-    layers: the changes to each layer, see `Variant.layers`; if the first layer is changed, the pass starts where the
-    changes differ from those of the previous variant.
+    first: the first layer that differs from the exact model; if it is not layer 0, the pass starts there, from inputs
+    that all variants share. layers: the changes to each layer, see `Variant.layers`; if layer 0 is changed, the pass
+    starts where the changes differ from those of the previous variant.
     """
     further: range | tuple = ()
     if 0 < first < len(decoder_layers(model)):

@@ -42,9 +42,9 @@ class TokenLossReader:
 
 def _values(draws: list[list[torch.Tensor]], subject: ModelWithText) -> list[dict]:
     """Return the values of a row, in nats: means over draws of sums over the predicted tokens of all blocks."""
-    places = [family_of(subject.config).targets(block) for block in subject.blocks]
-    by_sequence = by_seed(places, subject.seed_count)  # the seeds of a draw follow each other
-    tables = [_table(losses, by_sequence[draw % subject.seed_count]) for draw, losses in enumerate(draws)]
+    targets = [family_of(subject.config).targets(block) for block in subject.blocks]
+    by_sequence = by_seed(targets, subject.seed_count)  # the seeds of a draw follow each other
+    tables = [_token_table(losses, by_sequence[draw % subject.seed_count]) for draw, losses in enumerate(draws)]
     table = pd.concat(tables, keys=range(len(tables)), names=["draw"]).reset_index(["draw", "sequence"])
     tokens = pd.unique(table["token"]).tolist()
     contexts = _contexts(table, by_sequence)
@@ -69,10 +69,11 @@ def _values(draws: list[list[torch.Tensor]], subject: ModelWithText) -> list[dic
     return [value | {"unit": "nat" if "loss" in value or "tokens" in value else "1"} for value in values]
 
 
-def _table(losses: list[torch.Tensor], places: list[tuple[torch.Tensor, torch.Tensor]]) -> pd.DataFrame:
+def _token_table(losses: list[torch.Tensor], targets: list[tuple[torch.Tensor, torch.Tensor]]) -> pd.DataFrame:
+    """Return predicted tokens with their losses; targets: tokens and positions of each sequence."""
     parts = [
         pd.DataFrame({"token": tokens[at], "position": at, "before": before, "increase": after - before})
-        for (before, after), (tokens, at) in zip(losses, places, strict=True)
+        for (before, after), (tokens, at) in zip(losses, targets, strict=True)
     ]
     return pd.concat(parts, keys=range(len(parts)), names=["sequence"])
 
@@ -98,7 +99,7 @@ def _units(draws: list[list[torch.Tensor]]) -> dict:
 
 
 def _carriers(table: pd.DataFrame) -> list[dict]:
-    """Return the smallest number of tokens that carry each share of the increase; nothing if a draw has no increase."""
+    """Return the least number of tokens that carry each of `SHARES` of the increase; [] if a draw has no increase."""
     counts = []
     for _, part in table.groupby("draw"):
         carried = part["increase"].sort_values(ascending=False).cumsum().to_numpy()

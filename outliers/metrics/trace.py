@@ -98,7 +98,10 @@ def _table4(trace: Trace) -> list[dict]:
 
 
 def tidy(table: pd.DataFrame | list[dict], prefix: str = "") -> list[dict]:
-    """Return a value for each entry of a table except places; missing and infinite entries are dropped."""
+    """Return a value for each finite entry of a table, with the places that its line names in columns.
+
+    prefix: of the names of metrics.
+    """
     values = []
     for record in pd.DataFrame(table).drop(columns=NAME, errors="ignore").to_dict("records"):
         places = {name: record[name] for name in PLACE_COLUMNS if name in record}

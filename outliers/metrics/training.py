@@ -12,7 +12,15 @@ from transformers import PreTrainedModel
 from outliers.criterion import ALPHA
 from outliers.errors import UserError
 from outliers.metrics.measurement import Measurement
-from outliers.metrics.perplexity import Later, Loss, finite_losses, loss_of, losses, perplexity_of, perplexity_value
+from outliers.metrics.perplexity import (
+    Loss,
+    PendingLoss,
+    finite_losses,
+    loss_of,
+    losses,
+    perplexity_of,
+    perplexity_value,
+)
 from outliers.metrics.records import TrainingMetric
 from outliers.metrics.trace import tidy
 from outliers.models.anatomy.examples import Block
@@ -89,7 +97,7 @@ def watch_views(
 def _watch(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], alpha: float, attention: bool
 ) -> dict[str, dict[str, float]]:
-    of_blocks: list[Loss | Later] = []
+    of_blocks: list[Loss | PendingLoss] = []
     see = lambda ids, states: of_blocks.append(loss_of(model, ids, states))  # noqa: E731
     found_traces = traces(model, unpad(blocks, None), alpha=alpha, attention=attention, see_last=see)
     losses = finite_losses(of_blocks)

@@ -150,7 +150,8 @@ def evaluate(
     otherwise depend on the batch size, and on the padding. Logits of 16-bit models are normalized in float32, as for
     `perplexity`: bfloat16 could not distinguish choices of nearly the same likelihood.
 
-    set_share: called after each pass through the model with the completed share of a task's requests, a lower bound.
+    set_share: called after each pass through the model with a lower bound of the completed share of the running task's
+    requests.
 
     Returns:
         As `zeroshot`.

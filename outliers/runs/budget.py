@@ -42,7 +42,7 @@ def fit_blocks(experiment: Experiment, folder: Path, force: bool, measure: Calla
         experiment: with `minutes`.
         folder: of its results.
         force: ignore earlier runs.
-        measure: function that runs an experiment, to time it.
+        measure: function that runs an experiment, to time it; its rows are not kept.
     """
     blocks = None if force else _chosen(experiment, folder)
     if blocks is None:
@@ -129,9 +129,7 @@ def preview(runs: Sequence[tuple[Sequence[CellPlan], Path]]) -> str:
         device = model_runs[0].device
         steps = zip(plans, map(planner.estimated_steps, plans, stages), strict=True)
         pace = _pace(find_device(device), DTYPES[model_runs[0].dtype])
-        seconds = len(runs) * RENDERING.seconds + pace * sum(
-            _products(plan.subject, of_plan) for plan, of_plan in steps
-        )
+        seconds = len(runs) * RENDERING.seconds + pace * sum(_work(plan.subject, of_plan) for plan, of_plan in steps)
         lines.append(f"All of it takes about {durations(seconds / UNSURE, UNSURE * seconds)} at the present load.")
         room, most = room_of(device), {}
         for need in (need_of(model_run, room) for model_run in model_runs):
@@ -155,8 +153,8 @@ def _lines_of(cells: list[Cell]) -> Iterator[str]:
         yield f"{subject.name}{text}: {metric}{under}"
 
 
-def _products(subject: Subject, steps: Iterable[Steps]) -> float:
-    """Return the work of the steps of a subject, in multiplications of a token by a weight."""
+def _work(subject: Subject, steps: Iterable[Steps]) -> float:
+    """Return the work of the steps of a subject, in multiply-adds: tokens times weights."""
     return subject.experiment.block * sum(part.work for part in steps)
 
 

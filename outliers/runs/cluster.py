@@ -123,7 +123,7 @@ class Cluster:
 
     def forecast(self, model_runs: list[ModelRun]) -> dict[str, str]:
         """Return the models that do not fit on the machine of a worker, each with the reason."""
-        ((_, self.room),) = self.run([Task("what is free", _room, model_runs[0], ())])
+        ((_, self.room),) = self.run([Task("what is free", _free_bytes, model_runs[0], ())])
         if isinstance(self.room, EngineLost):
             raise EngineLost(f"{self.room}; run the same command again")
         if isinstance(self.room, MeasurementFailed):
@@ -158,7 +158,7 @@ class Cluster:
             KeyboardInterrupt: Ctrl-C was pressed.
         """
         tasks = list(tasks)
-        lacks = {name: self._lack(task) for name, task in {task.subject.name: task for task in tasks}.items()}
+        lacks = {name: self._shortage(task) for name, task in {task.subject.name: task for task in tasks}.items()}
         waiting, running = deque(task for task in tasks if not lacks[task.subject.name]), {}
         yield from ((task, MeasurementFailed(lack)) for task in tasks if (lack := lacks[task.subject.name]))
         self.bar.set_workers(min(len(waiting), self._slots(waiting[0])) if waiting else 1)
@@ -243,7 +243,7 @@ class Cluster:
         """Return the number of tasks to submit at once: more than can run, so that an autoscaling cluster grows."""
         return max(2, 2 * self._slots(task))
 
-    def _lack(self, task: Task) -> str:
+    def _shortage(self, task: Task) -> str:
         """Return why no machine can hold a task, or an empty text.
 
         If the cluster existed before the run, only warn: machines may join it.
@@ -337,7 +337,8 @@ def _measure(
         root.removeHandler(handler)
 
 
-def _room(_model_cache: ModelCache, model_run: ModelRun) -> FreeBytes:
+def _free_bytes(_model_cache: ModelCache, model_run: ModelRun) -> FreeBytes:
+    """Return the free bytes of the worker on which it runs as a task."""
     return room_of(model_run.device)
 
 

@@ -69,7 +69,7 @@ def result_of(model_cache: ModelCache, function: Callable, subject: Subject, arg
 
 
 def tried(function: Callable, *arguments: Any) -> Any:
-    """Return the result of a function, or a MeasurementFailed for a UserError, too little memory, or a system error.
+    """Return a function's result; for a UserError, too little memory or a system error return a MeasurementFailed.
 
     Errors of a program, such as TypeError, and Ctrl-C end the run.
     """

@@ -139,11 +139,11 @@ def forecast(model_runs: list[ModelRun], room: FreeBytes) -> tuple[list[Need], d
     needs, refused, lines = [], {}, []
     for model_run in model_runs:
         needed = need_of(model_run, room)
-        if lack := _lack(model_run, needed, room, 1):
+        if lack := _shortage(model_run, needed, room, 1):
             refused.setdefault(model_run.name, f"{lack}; {_advice(model_run, needed, room)}")
         else:
             needs.append(needed)
-            lines.append(_lack(model_run, needed, room, SHARE))
+            lines.append(_shortage(model_run, needed, room, SHARE))
     if len(refused) == len({model_run.name for model_run in model_runs}):
         raise UserError(next(iter(refused.values())))
     needs = [needed for needed in needs if needed.model not in refused]
@@ -243,8 +243,8 @@ def need_of(model_run: ModelRun, room: FreeBytes) -> Need:
     return Need(model_run.name, WORKSPACES + memory + on_gpu, host, disk, model_run.download)
 
 
-def _lack(model_run: ModelRun, needed: Need, room: FreeBytes, share: float) -> str | None:
-    """Return a phrase about the first need that exceeds a share of what is free; None if no need does."""
+def _shortage(model_run: ModelRun, needed: Need, room: FreeBytes, share: float) -> str | None:
+    """Name the first memory or disk of which more than a share of what is free is needed; None if there is none."""
     kind, memory = "GPU memory" if room.gpus else "memory", room.for_weights(model_run.device)
     amounts = (
         (needed.memory, memory, f"of {kind} in {model_run.dtype}", "" if room.gpus else room.limited),
@@ -284,7 +284,7 @@ def _that_fit(model_run: ModelRun, room: FreeBytes, options: Iterable[dict]) -> 
     for changes in options:
         changed = model_run._replace(**changes)
         needed = need_of(changed, room)
-        if changes and set(changes) <= model_run.memory_needs.options and not _lack(changed, needed, room, 1):
+        if changes and set(changes) <= model_run.memory_needs.options and not _shortage(changed, needed, room, 1):
             memory = changes.get("memory", 0)
             amount = f"{memory // 10**9}GB" if memory >= 10**9 else f"{memory // 10**6}MB"
             written = {"stream": "--stream", "memory": f"--memory {amount}"}

@@ -128,7 +128,7 @@ class Planner:
         missing: dict[str, list[Cell]] = defaultdict(list)  # by the key that they share under other names
         for cell, cell_provenance in provenance.items():
             try:
-                stored = self._stored(cell, cell_provenance) if cell.metric.is_stored else None
+                stored = self._trace_and_store(cell, cell_provenance) if cell.metric.is_stored else None
             except MeasurementFailed as error:
                 failures[cell] = error
                 continue
@@ -202,6 +202,7 @@ class Planner:
         return failed_rows
 
     def _provenance(self, cells: list[Cell]) -> tuple[dict[Cell, dict], FailedCells]:
+        """Return the provenance of cells, which the engine finds subject by subject, and the failures of the others."""
         subjects = {id(cell.subject): cell.subject for cell in cells}
         by_subject = [[cell for cell in cells if id(cell.subject) == key] for key in subjects]
         outcomes: dict[Cell, dict | MeasurementFailed] = {}
@@ -320,13 +321,14 @@ class Planner:
         self.bar.estimate(Steps(left, self.sizes.get(plan.subject.name, 0), kind))
 
     def _expect(self, cells: list[Cell]) -> None:
+        """Make the bar expect the steps of some cells."""
         for bundle in bundles_of(cells):
             kind = f"{type(bundle[0].metric.measurement).__module__} {bundle[0].variant.name}"
             self.kinds |= dict.fromkeys(bundle, kind)
             self.bar.expect(self.steps(bundle))
 
-    def _stored(self, cell: Cell, provenance: dict) -> list[tuple]:
-        """Return the traces of a cell that are stored beside its row, as the only part of its result.
+    def _trace_and_store(self, cell: Cell, provenance: dict) -> list[tuple]:
+        """Trace a cell, store its traces beside its row, and return one part: traces, weights and cost.
 
         They are saved every half minute, and a run resumes from saved traces of its first blocks. At the end, the other
         requested files are saved, and an excerpt of the text beside each trace unless the model is streamed.
@@ -383,7 +385,10 @@ class Planner:
             yield task, result
 
     def _rows(self, bundle: list[Cell], parts: list[tuple], provenance: dict[Cell, dict]) -> Outcomes:
-        """Return the rows or failures of a bundle of cells; add the hash of streamed weights to the provenance."""
+        """Return the rows or failures of a bundle of cells; add the hash of streamed weights to the provenance.
+
+        parts: of the text, what `measure_cells` returned: results by cell, weights and cost.
+        """
         weights = [part_weights for _, part_weights, _ in parts]
         subject, known = bundle[0].subject, provenance[bundle[0]]
         of_parts = [known | part_weights for part_weights in (weights[0] | known, *weights)]

@@ -191,9 +191,9 @@ def _earlier(folder: Path) -> list[Path]:
         return []
 
 
-def _link(folder: Path, places: dict[str, str]) -> None:
-    """Replace the links to other requests in the page of a folder."""
-    links = ", ".join(f'<a href="{place}"><code>{html.escape(name)}</code></a>' for place, name in places.items())
+def _link(folder: Path, names: dict[str, str]) -> None:
+    """Replace the links to pages of other requests in the page of a folder; names: by the path of a page."""
+    links = ", ".join(f'<a href="{path}"><code>{html.escape(name)}</code></a>' for path, name in names.items())
     page = folder / PAGE
     if page.is_file():
         old = page.read_text("utf-8")
@@ -212,9 +212,9 @@ def _read(folder: Path) -> dict:
 
 
 def _stamp(file: Path, size: int | None = None) -> list:
-    """Return the size of a file, with its modification time or a hash.
+    """Return the size and hash of rows or a page, or the size and modification time of another file.
 
-    Of rows, to which other requests append, only the first bytes are hashed; of a page, everything but its links.
+    Of rows, to which other requests append, the first `size` bytes count; of a page, everything but its links.
     """
     if file.name == ROWS:
         digest, length = hashlib.sha256(), file.stat().st_size if size is None else size

@@ -141,7 +141,7 @@ def read_rows(folder: Path) -> list[Row]:
         row.provenance = parts.setdefault(to_json(row.provenance), row.provenance)
         return row
 
-    return list(_last(folder, kept).values())
+    return list(_last_rows(folder, kept).values())
 
 
 def index(folder: Path) -> Callable[[dict], list[Row]]:
@@ -150,7 +150,7 @@ def index(folder: Path) -> Callable[[dict], list[Row]]:
     A report of a few of a million rows takes little memory that way. Raises as `read_rows`.
     """
     places: dict[bytes, list[int]] = defaultdict(list)
-    for key, place in _last(folder, lambda _row, place: place).items():
+    for key, place in _last_rows(folder, lambda _row, place: place).items():
         places[key[:DIGEST]].append(place)
 
     def find(request: dict) -> list[Row]:
@@ -165,8 +165,11 @@ def index(folder: Path) -> Callable[[dict], list[Row]]:
     return find
 
 
-def _last(folder: Path, kept: Callable[[Row, int], Kept]) -> dict[bytes, Kept]:
-    """Return the result of a function for each row that counts and its place in the file, by request and provenance."""
+def _last_rows(folder: Path, kept: Callable[[Row, int], Kept]) -> dict[bytes, Kept]:
+    """Return the result of a function of each valid row and its offset in the file, by request and provenance.
+
+    The last row of a request and provenance is valid, but no failed one of which a later one succeeded.
+    """
     last: dict[bytes, Kept] = {}
     failed: dict[bytes, dict] = defaultdict(dict)  # provenance of failed rows among them, by request
     for place, _, row in _read(folder / FILE):

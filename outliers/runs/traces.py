@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def file_of_stack(file: str, stack: str) -> str:
-    """Return the name of a file of one view of a model, which includes the view if the model has several stacks."""
+    """Return the name of a file of one stack of a model; it includes the stack unless the model has only one, ""."""
     stem, dot, ending = file.partition(".")
     return f"{stem}.{stack}{dot}{ending}" if stack else file
 
@@ -80,7 +80,7 @@ class TraceStore:
 
     @property
     def missing(self) -> Cell:
-        """The cell of the blocks that are not traced yet: a resumed trace keeps its tokens."""
+        """The cell for blocks that are not traced yet; it has tokens if the resumed trace has them."""
         if not (self.traces and self.traces[0].names):
             return self.cell
         return replace(self.cell, metric=self.cell.metric.model_copy(update={"tokens": True}))
@@ -131,7 +131,7 @@ def _is_newer(file: Path, than: Path) -> bool:
 
 
 def _saved_trace(stem: Path, labels: dict, tokens: bool, most: int) -> Trace | None:
-    """Return the saved trace if it is known to have the same source, or None.
+    """Return the saved trace beside `stem` if it has the same source and at most `most` sequences, or None.
 
     It is also None if tokens are requested that the trace lacks. The weights of a streamed model may be unknown. Raises
     UserError if something other than a file has its name.

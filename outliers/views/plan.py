@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from outliers.models.names import short_name
 from outliers.quantization.plans.plan import Plan
-from outliers.runs.stages.plan import CANDIDATES, CONFIRM, Alone, exports_of, perplexities_without_each, plan_of
+from outliers.runs.stages.plan import CANDIDATES, CONFIRM, CostAlone, exports_of, perplexities_without_each, plan_of
 from outliers.show.axes import cost_axis
 from outliers.show.claims import Claim, say
 from outliers.show.section import Context, Drawing, Finding, Section, printed, values_section
@@ -59,7 +59,7 @@ def expected_costs(rows: Iterable[Mapping], tokens: int) -> list[float]:
     )
     under = next((row["variant"].partition("+only=")[0] for row in rows if "alone" in row), "")
     alone = [
-        Alone.of(math.log(costs["perplexity"] / exact["value"]), costs["damage.kl"], tokens)
+        CostAlone.of(math.log(costs["perplexity"] / exact["value"]), costs["damage.kl"], tokens)
         for costs in _alone(rows, under).to_dict("records")
     ]
     gains = sorted((costs.loss for costs in alone), reverse=True)

@@ -98,7 +98,7 @@ def test_channels_are_those_of_plain_products(case, blocks):
         assert sums.largest.abs().allclose(states.abs().amax(1), rtol=1e-9)
         assert sums.means.allclose(states.mean(1), atol=1e-9)
         assert sums.mean_squares.allclose(states.square().mean(1), rtol=1e-9)
-        assert sums.constant.allclose(states.mean(1) ** 2 / states.square().mean(1), rtol=1e-6, atol=1e-12)
+        assert sums.constancy.allclose(states.mean(1) ** 2 / states.square().mean(1), rtol=1e-6, atol=1e-12)
         length = blocks.shape[1]
         assert torch.equal(sums.position, states.abs().argmax(1) % length)
     changed = {role for _, role in found.changed}
@@ -134,12 +134,12 @@ def test_sums_of_any_two_parts_are_those_of_the_whole(numbers, cut):
     joined, whole = ChannelSums.of(x[:cut]).joined(ChannelSums.of(x[cut:])), ChannelSums.of(x)
     assert joined.count == whole.count and torch.equal(joined.largest.abs(), whole.largest.abs())
     assert joined.total.allclose(whole.total) and joined.squares.allclose(whole.squares)
-    assert (joined.constant <= 1 + 1e-9).all(), "no mean is larger than the root of the mean square"
+    assert (joined.constancy <= 1 + 1e-9).all(), "no mean is larger than the root of the mean square"
 
 
 def test_a_channel_that_never_changes_is_constant():
     x = torch.tensor([[3.0, 0.0, 1.0], [3.0, 0.0, -1.0]])[:, None]
-    assert ChannelSums.of(x).constant.tolist() == [[1, 1, 0]]
+    assert ChannelSums.of(x).constancy.tolist() == [[1, 1, 0]]
 
 
 def test_statistics_do_not_grow_with_the_text(blocks):

@@ -17,8 +17,8 @@ from outliers.quantization.linear import stored_weight
 from outliers.runs.stages.plan import (
     CONFIRM,
     SINGLE,
-    Alone,
     Choice,
+    CostAlone,
     Search,
     _choice,
     _confirmation_stages,
@@ -161,9 +161,9 @@ def test_as_many_are_taken_as_should_suffice():
 
 def test_the_rise_of_few_tokens_counts_little():
     """With as much noise as signal it is the mean of both; over many tokens it is what was measured."""
-    assert Alone.of(0.0, 0.02, tokens=100).loss == pytest.approx(0.01)
-    assert Alone.of(-0.3, 0.02, tokens=10**9).loss == pytest.approx(-0.3, rel=1e-6)
-    assert Alone.of(0.0, 0.0, tokens=100) == (0.0, 0.0)
+    assert CostAlone.of(0.0, 0.02, tokens=100).loss == pytest.approx(0.01)
+    assert CostAlone.of(-0.3, 0.02, tokens=10**9).loss == pytest.approx(-0.3, rel=1e-6)
+    assert CostAlone.of(0.0, 0.0, tokens=100) == (0.0, 0.0)
 
 
 def test_the_rise_scatters_as_the_divergence_says():
@@ -181,11 +181,11 @@ def test_the_rise_scatters_as_the_divergence_says():
 def test_the_first_scheme_that_suffices_is_taken():
     search = Search(None, None, None, tuple(map(SCHEMES.get, ["absmax-row", "w8a8"])), 0, "count", 2)
     for others, scheme, gain in (
-        ([Alone(0.4, 0.05), Alone(0.1, 0.01)], "absmax-row", 0.1),
-        ([Alone(0.4, 0.2), Alone(0.1, 0.05)], "w8a8", 0.4),
-        ([Alone(0.4, 0.2), Alone(0.1, 0.06)], None, 0.5),
+        ([CostAlone(0.4, 0.05), CostAlone(0.1, 0.01)], "absmax-row", 0.1),
+        ([CostAlone(0.4, 0.2), CostAlone(0.1, 0.05)], "w8a8", 0.4),
+        ([CostAlone(0.4, 0.2), CostAlone(0.1, 0.06)], None, 0.5),
     ):
-        found = _choice(search, "p", [Alone(0.5, 0.5), *others])
+        found = _choice(search, "p", [CostAlone(0.5, 0.5), *others])
         assert (found.scheme and found.scheme.name, found.price, found.gain) == (scheme, 1, pytest.approx(gain))
 
 

@@ -32,7 +32,7 @@ CLEARLY = 3  # standard deviations of rounding by which one draw must exceed a l
 DRAWS_OF_A_SET = 6  # draws of each set: the standard deviation of fewer is itself uncertain
 
 
-class Alone(NamedTuple):
+class CostAlone(NamedTuple):
     """The cost of a projection if nothing else is quantized, in nats per token.
 
     loss: expected increase of the loss on any text. divergence: KL divergence from the unquantized model.
@@ -42,19 +42,19 @@ class Alone(NamedTuple):
     divergence: float
 
     @classmethod
-    def of(cls, rise: float, divergence: float, tokens: int) -> "Alone":
+    def of(cls, rise: float, divergence: float, tokens: int) -> "CostAlone":
         """Return the cost from an increase of the loss and a divergence, both measured over some tokens.
 
         A small change of the predictions that favours no token raises the loss by its divergence D, and a measurement
         over T tokens scatters around that with the variance 2 D / T. With a prior of mean and standard deviation D, the
-        expected rise is between the two.
+        expected rise is D + s · (rise - D), s = D / (D + 2 / T).
         """
         share = divergence / (divergence + 2 / tokens) if divergence > 0 else 1.0
         return cls(divergence + share * (rise - divergence), divergence)
 
 
 class Choice(NamedTuple):
-    """A projection that may get a better scheme, or stay exact.
+    """A projection with a more exact scheme that it may get, or none, so that it stays exact.
 
     gain: expected decrease of the loss on any text, nats per token. price: 1, or the number of its parameters. scheme:
     the better scheme; None for exact.
@@ -119,13 +119,13 @@ class Search:
         draws = 1 if stage == SINGLE else self.draws
         return Cell(subject, variant, Perplexity(draws=draws), {"stage": stage} | labels)
 
-    def cells_without(self, stage: str, chosen: list[Choice], left: Iterable[Choice]) -> list[Cell]:
+    def cells_without(self, stage: str, chosen: list[Choice], removed: Iterable[Choice]) -> list[Cell]:
         """Return the cells for the perplexity of a set without each of some of its projections."""
-        left = list(left)
-        cells = self.cells_of(stage, *(_without(chosen, choice) for choice in left))
+        removed = list(removed)
+        cells = self.cells_of(stage, *(_without(chosen, choice) for choice in removed))
         return [
             replace(cell, labels=cell.labels | {"without": choice.path})
-            for cell, choice in zip(cells, left, strict=True)
+            for cell, choice in zip(cells, removed, strict=True)
         ]
 
 
@@ -190,7 +190,7 @@ def _choice_stages(search: Search) -> Stages:
     rows = yield [twin for perplexity in alone for twin in (perplexity, replace(perplexity, metric=Agreement()))]
     tokens = sum(map(len, subject.blocks))
     pairs = zip(rows[::2], rows[1::2], strict=True)
-    measured = [Alone.of(_loss(loss) - _loss(exact), _value(agreement), tokens) for loss, agreement in pairs]
+    measured = [CostAlone.of(_loss(loss) - _loss(exact), _value(agreement), tokens) for loss, agreement in pairs]
     by_path = zip(*[iter(measured)] * len(schemes), strict=True)
     choices = [_choice(search, path, alone) for path, alone in zip(paths, by_path, strict=True)]
     return sorted(choices, key=lambda choice: choice.gain / choice.price, reverse=True)
@@ -206,11 +206,12 @@ def _candidates(values: Sequence[Mapping]) -> list[str]:
     return list(dict.fromkeys(value["projection"] for value in values if value["projection"] in paths))
 
 
-def _choice(search: Search, path: str, alone: Sequence[Alone]) -> Choice:
-    """Return a projection with the first better scheme under which little of its divergence is left, or else exact.
+def _choice(search: Search, path: str, alone: Sequence[CostAlone]) -> Choice:
+    """Return a projection with the first better scheme whose divergence is a small share of that of the search's
+    scheme, or else exact.
 
     Args:
-        alone: costs of the projection, under the scheme and under each better one.
+        alone: costs of the projection, first under the search's scheme, then under each better one.
     """
     price = 1 if search.by == "count" else search.sizes[path]
     under, *others = alone
@@ -256,8 +257,8 @@ def _enough(choices: Sequence[Choice], loss: float) -> int:
     return next((count for count, gain in enumerate(saved) if gain >= loss), len(choices))
 
 
-def _without(chosen: list[Choice], left: Choice) -> list[Choice]:
-    return [choice for choice in chosen if choice != left]
+def _without(chosen: list[Choice], removed: Choice) -> list[Choice]:
+    return [choice for choice in chosen if choice != removed]
 
 
 def _confirmation_stages(search: Search, chosen: list[Choice], others: list[Choice]) -> Stages:

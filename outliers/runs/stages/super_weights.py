@@ -68,15 +68,15 @@ def super_weight_stages(subject: Subject, **controls: int) -> Stages:
     cells += [Cell(subject, variant, Perplexity()) for variant in others.values()]
     rows += yield cells[len(rows) :]
     if subject.experiment.dtype == "float32":  # 16-bit types have too few digits for draws
-        yield [Cell(subject, variant, Perplexity(draws=DRAWS)) for variant in _deciding(cells, rows)]
+        yield [Cell(subject, variant, Perplexity(draws=DRAWS)) for variant in _variants_to_draw(cells, rows)]
 
 
 def _search(subject: Subject, **controls: int) -> Cell:
     return Cell(subject, EXACT, Candidates(**controls))
 
 
-def _deciding(cells: Sequence[Cell], rows: Iterable[Row]) -> Iterator["Variant"]:
-    """Yield the variants without each candidate that has controls, and without its most costly control."""
+def _variants_to_draw(cells: Sequence[Cell], rows: Iterable[Row]) -> Iterator["Variant"]:
+    """Yield the variants to measure in draws: without each candidate that has controls, and its costliest control."""
     variants = {cell.variant.name: cell.variant for cell in cells}
     pairs = zip(cells, rows, strict=True)
     table = cost_table(value | {"variant": cell.variant.name} for cell, row in pairs for value in row.values)
@@ -96,9 +96,9 @@ def _divergence(row: Row) -> float:
 def treatments(candidate: Mapping) -> Iterator[tuple[str, "Variant"]]:
     """Yield kind and variant of each treatment that shows whether a candidate matters.
 
-    The "weight" is set to zero, then its controls: the weights "nearest" in magnitude, or in earlier results "random"
-    ones of equal magnitude in its matrix; the "largest" of the matrix, its whole "neuron" and its whole "row"; and its
-    "massive" activation, if there is one, is set to its mean.
+    The "weight" itself is set to zero. So are its controls: the weights "nearest" in magnitude, or in earlier results
+    "random" ones of equal magnitude in its matrix; the "largest" of the matrix, its whole "neuron" and its whole "row";
+    and its "massive" activation, if there is one, is set to its mean.
     """
     path, output, input = candidate["path"], candidate["output"], candidate["input"]
     yield "weight", Scaled(WeightEntry(path, output, input))
