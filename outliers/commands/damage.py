@@ -199,9 +199,9 @@ def _check(by: set[str], variants: Sequence[Damaging], chosen: bool) -> None:
 
 def _check_tokenizers(subject: ModelWithText, others: Iterable[str]) -> None:
     """Raise UserError if another model's tokenizer gives a token another id than the subject's tokenizer."""
-    from outliers.models.load import load_preprocessor, load_tokenizer
+    from outliers.models.load import load_tokenizer
 
-    ids = getattr(load_preprocessor(subject.model, subject.revision), "vocab", {})
+    ids = getattr(subject.preprocessor, "vocab", {})
     for other in others:
         if Path(other).is_dir() and not (Path(other) / "tokenizer.json").exists():
             continue  # transformers would make an empty tokenizer

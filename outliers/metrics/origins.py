@@ -789,7 +789,7 @@ class OriginsMeasurement(CellMeasurement):
         self, model_cache: ModelCache, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
     ) -> WriterAccount:
         metric = cell.metric
-        return origins(model, blocks, metric.features, metric.positions, variant, model_cache.tokenizer(cell.subject))
+        return origins(model, blocks, metric.features, metric.positions, variant, cell.subject.preprocessor)
 
     def values(self, cell: Cell, results: list[WriterAccount]) -> list[dict]:
         return [value | {"unit": "1"} for value in reduce(WriterAccount.merge, results).records(cell.metric.neurons)]

@@ -12,7 +12,6 @@ from outliers.metrics.measurement import LogitsComputation, by_seed
 from outliers.metrics.perplexity import LossReader
 from outliers.models.anatomy import family_of
 from outliers.models.anatomy.examples import Block
-from outliers.models.load import load_preprocessor
 from outliers.show import units
 from outliers.subjects.causal import ModelWithText
 from outliers.text.tokens import named_ids
@@ -49,9 +48,7 @@ def _values(draws: list[list[torch.Tensor]], subject: ModelWithText) -> list[dic
     tokens = pd.unique(table["token"]).tolist()
     contexts = _contexts(table, by_sequence)
     shown = {token for *_, window in contexts for token in window} | set(tokens)
-    names = named_ids(
-        subject.config, load_preprocessor(subject.model, subject.revision), [id for id in shown if id >= 0]
-    )
+    names = named_ids(subject.config, subject.preprocessor, [id for id in shown if id >= 0])
     table["type"] = table["token"].map({token: names[token][1] for token in tokens})
     table["first"] = table["position"].map(lambda position: 1 << position.bit_length() >> 1)
     total = partial(_sum, len(draws), len(by_sequence[0]))

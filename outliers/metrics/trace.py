@@ -53,7 +53,7 @@ class TraceMeasurement(CellMeasurement):
     def measure_cell(
         self, model_cache: ModelCache, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
     ) -> list[Trace]:
-        metric, tokens = cell.metric, model_cache.tokenizer(cell.subject) if _has_tokens(cell) else None
+        metric, tokens = cell.metric, cell.subject.preprocessor if _has_tokens(cell) else None
         return traces(model, blocks, metric.roles, metric.alpha, metric.attention, variant, tokens)
 
     def measure(

@@ -281,7 +281,7 @@ class ZeroShotMeasurement(Measurement):
     ) -> list[list[dict]]:
         (cell,) = cells
         cell.subject.load(model_cache, provenance)
-        tokenizer, tasks = model_cache.tokenizer(cell.subject), [_task(cell.metric)]
+        tokenizer, tasks = cell.subject.preprocessor, [_task(cell.metric)]
         with model_cache.under(cell.variant) as model:
             return [evaluate(model, tokenizer, tasks, cell.metric.limit, model_cache.bar.set_share)]
 

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from outliers.errors import BadWeights, UserError, unknown_name
-from outliers.models.anatomy import anatomy_of, family_of, part_config
+from outliers.models.anatomy import anatomy_of, part_config
 from outliers.models.anatomy.experts import holds_experts, set_weights
 from outliers.models.anatomy.weights import named_weights
 from outliers.models.checkpoint import Checkpoint, read_checkpoint
@@ -32,7 +32,7 @@ from outliers.models.config_file import architecture_first, check_fields, check_
 from outliers.models.internals import complete, dtype_of
 from outliers.models.names import WITH_ADAPTER, known_configs
 from outliers.models.skeleton import refusals, skeleton
-from outliers.models.source import Source, config_path, find_model, local_place
+from outliers.models.source import Source, config_path, find_model
 from outliers.models.stored.tensors import Lazy, printable
 from outliers.models.tokenizers import read_folder_tokenizer
 from outliers.models.weight_files import state_of
@@ -53,10 +53,9 @@ OURS = {
 logger = logging.getLogger(__name__)
 
 
-def quantized_from(name: str, revision: str | None = None) -> str | None:
+def quantized_from(source: Source) -> str | None:
     """Return the type in which a GGUF file's weights were quantized, such as "Q4_1"; None for other models."""
-    source = find_model(name, revision) if local_place(name) else None
-    return source.format.stored_type(*source.files) if source and source.format else None
+    return source.format.stored_type(*source.files) if source.format else None
 
 
 def find_config(name: str) -> PretrainedConfig:
@@ -108,7 +107,11 @@ def _parsed_config(source: Source, _state: tuple | None) -> PretrainedConfig:
 
 def load_config(name: str, revision: str | None = None) -> PretrainedConfig:
     """Load the configuration of a model, and check that its files fit."""
-    source = find_model(name, revision)
+    return read_config(find_model(name, revision), name)
+
+
+def read_config(source: Source, name: str) -> PretrainedConfig:
+    """Return the configuration of a model that was found, as `load_config`."""
     config = config_of(source, name)
     if source.format:
         source.format.check_tensors(*source.files)
@@ -142,7 +145,11 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
         >>> outliers.load_tokenizer("pocket/gpt2-0.1m").is_fast
         True
     """
-    source = find_model(name, revision)
+    return read_tokenizer(find_model(name, revision), name)
+
+
+def read_tokenizer(source: Source, name: str) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a model that was found, as `load_tokenizer`."""
     with refusals(name, source, "the tokenizer of "):
         if source.format:
             return source.format.read_tokenizer(*source.files)
@@ -164,7 +171,11 @@ def load_processor(name: str, revision: str | None = None) -> BaseImageProcessor
     Raises:
         UserError: the model is unknown or unreachable, has no image processor, or an unusable one.
     """
-    source = find_model(name, revision)
+    return read_processor(find_model(name, revision), name)
+
+
+def read_processor(source: Source, name: str) -> BaseImageProcessor:
+    """Return the image processor of a model that was found, as `load_processor`."""
     with refusals(name, source, "the image processor of "):
         processor = AutoImageProcessor.from_pretrained(source.path, backend="pil", **_hub_keywords(source))
     for size in (getattr(processor, "size", None), getattr(processor, "crop_size", None)):
@@ -174,12 +185,6 @@ def load_processor(name: str, revision: str | None = None) -> BaseImageProcessor
                     f"the image processor of '{name}' asks for {side} {pixels}; expected 1 to {LARGEST_SIDE:,} pixels"
                 )
     return processor
-
-
-def load_preprocessor(name: str, revision: str | None = None) -> PreTrainedTokenizerBase | BaseImageProcessor:
-    """Load the tokenizer of a model, or its image processor if it reads pictures."""
-    no_text = family_of(load_config(name, revision)).name_of
-    return (load_processor if no_text else load_tokenizer)(name, revision)
 
 
 def load_model(

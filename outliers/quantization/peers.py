@@ -31,7 +31,7 @@ from outliers.models.load import (
     without_storage,
 )
 from outliers.models.skeleton import skeleton
-from outliers.models.source import Source, local_files
+from outliers.models.source import Source, find_model, local_files
 from outliers.models.weight_files import INT8, check_unchanged, record_weight_files, regular_file, state_of
 from outliers.quantization.convert import skipped
 from outliers.quantization.int8 import Int8Linear
@@ -118,7 +118,7 @@ def _fields(*cache_key) -> dict:
     if _int8_file(name):
         (stored,) = {layer.scheme.name for layer in loaded.modules() if isinstance(layer, Int8Linear)}
     else:
-        stored = quantized_from(name) or stored_as(load_config(name))
+        stored = quantized_from(find_model(name)) or stored_as(load_config(name))
     # state_dict, because codes are no parameters
     hashed = hash_parameters(starmap(line_of, loaded.state_dict().items()))
     fields = {"other_quantized_from": stored, "other_zero_points": getattr(loaded, "zero_points", None)}

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import BaseImageProcessor, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from outliers.models.anatomy.examples import Examples
+    from outliers.models.source import Source
     from outliers.models.variant import Variant
     from outliers.subjects.model_cache import ModelCache
     from outliers.text.blocks import Cut
@@ -65,20 +66,30 @@ class Pretrained(Subject):
         return {"model": self.model, **checkpoint, "dtype": self.experiment.dtype, **self.experiment.non_default()}
 
     @functools.cached_property
-    def config(self) -> "PretrainedConfig":
-        from outliers.models.load import load_config  # late, for it imports torch
+    def source(self) -> "Source":
+        """Where the model is on this machine, or on the hub."""
+        from outliers.models.source import find_model
 
-        return load_config(self.model, self.revision)
+        return find_model(self.model, self.revision)
+
+    @functools.cached_property
+    def config(self) -> "PretrainedConfig":
+        from outliers.models.load import read_config  # late, for it imports torch
+
+        return read_config(self.source, self.model)
 
     @functools.cached_property
     def preprocessor(self) -> "PreTrainedTokenizerBase | BaseImageProcessor":
-        from outliers.models.load import load_preprocessor
+        """The tokenizer of the model, or its image processor if it reads pictures."""
+        from outliers.models.anatomy import family_of
+        from outliers.models.load import read_processor, read_tokenizer
 
-        return load_preprocessor(self.model, self.revision)
+        return (read_processor if family_of(self.config).name_of else read_tokenizer)(self.source, self.model)
 
     def __getstate__(self) -> dict:
-        # without the preprocessor, which tasks on other machines seldom need: a large vocabulary takes megabytes
-        return {name: value for name, value in vars(self).items() if name != "preprocessor"}
+        # Without what is elsewhere on other machines, and without the preprocessor, which tasks there seldom need: a
+        # large vocabulary takes megabytes.
+        return {name: value for name, value in vars(self).items() if name not in ("source", "preprocessor")}
 
     @property
     def width(self) -> int:
@@ -93,7 +104,6 @@ class Pretrained(Subject):
             UserError: the model, its revision, the device or the text is unknown, or they do not fit together.
         """
         from outliers.models.anatomy import family_of
-        from outliers.models.source import local_files
         from outliers.models.stream import check_one_device
         from outliers.subjects.model_cache import check_machine
 
@@ -104,7 +114,7 @@ class Pretrained(Subject):
             raise UserError(
                 f"'{self.model}' is of the family '{family}'; expected a causal language model, which generates text"
             )
-        local_files(self.model, self.revision)
+        _ = self.source.files  # missing ones are refused
         _ = self.preprocessor
 
     def check(self, cells: Iterable[Cell]) -> None:

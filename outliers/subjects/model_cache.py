@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -21,12 +20,12 @@ from outliers.models.load import (
     find_device,
     first_names,
     load_model,
-    load_preprocessor,
     quantized_from,
     stored_as,
     weights_hash,
 )
 from outliers.models.skeleton import skeleton
+from outliers.models.source import Source
 from outliers.models.stream import AS_IT_IS, Variant, is_streamed, stream_model
 from outliers.models.weight_files import check_unchanged
 from outliers.quantization.convert import check_attends, check_instead, quantize, skipped
@@ -64,7 +63,13 @@ class ModelSubject(Protocol):
     calibration: torch.Tensor
 
     @property
+    def source(self) -> Source: ...
+
+    @property
     def config(self) -> PretrainedConfig: ...
+
+    @property
+    def preprocessor(self) -> PreTrainedTokenizerBase: ...
 
 
 class ModelCache:
@@ -78,7 +83,6 @@ class ModelCache:
         self._key, self._loaded, self._expected = None, None, None
         self._calibrations: dict[str, Calibration] = {}  # of the last model and text, by the name of the prefix
         self._needing: set[str] = set()  # statistics that the calibrations need
-        self._load_preprocessor = lru_cache(maxsize=1)(load_preprocessor)
         self._form: PreTrainedModel | None = None  # the model under the last scheme, to share codes with
         # Of the last model, by draw and part of a text: its last hidden states, also by variant; the logits and the
         # inputs of layers of the unchanged model.
@@ -138,10 +142,6 @@ class ModelCache:
     def is_loaded(self) -> bool:
         return self._key is not None
 
-    def tokenizer(self, subject: ModelSubject) -> PreTrainedTokenizerBase:
-        """Return the tokenizer or the image processor of a subject's model."""
-        return self._load_preprocessor(subject.model, subject.revision)
-
     @contextmanager
     def under(self, variant: Variant) -> Iterator[PreTrainedModel]:
         """Provide the last model, in memory, under a variant.
@@ -191,7 +191,7 @@ class ModelCache:
         prefix = first
         if first.needs_calibration:
             prefix = first.calibrated(self._calibration(subject, first))
-            texts = map(repr, map(self.tokenizer(subject).decode, prefix.tokens))
+            texts = map(repr, map(subject.preprocessor.decode, prefix.tokens))
             logger.info(f"{prefix.name} of '{subject.name}' is {', '.join(texts)}")
         others = [
             part.calibrated(self._calibration(subject, part, prefix)) if part.needs_calibration else part
@@ -269,7 +269,7 @@ def describe(subject: ModelSubject, model: PreTrainedModel) -> dict:
         "revision": getattr(model.config, "_commit_hash", None),
         "weights_hash": None if is_streamed(model) else weights_hash(model),
         "ignored_tensors": first_names(model.ignored_tensors) or None,
-        "quantized_from": quantized_from(subject.model, subject.revision) or stored_as(subject.config),
+        "quantized_from": quantized_from(subject.source) or stored_as(subject.config),
         "zero_points": model.zero_points,
         "adapter": model.merged_adapter,
         "architecture": model.config.model_type,

@@ -11,7 +11,7 @@ import torch
 from huggingface_hub import HfApi
 from transformers import AutoConfig
 
-from outliers import UserError, load_int8, load_quantized, save_quantized
+from outliers import Cells, UserError, load_int8, load_quantized, run, save_quantized
 from outliers.models import source
 from outliers.models.anatomy import part_config
 from outliers.models.config_file import check_fields, least_weights
@@ -216,6 +216,17 @@ def test_a_configuration_is_read_once_until_it_changes(folder, calls_of):
     change(folder, layer_norm_epsilon=0.125)
     assert load_config(str(folder)).layer_norm_epsilon == 0.125
     assert list(map(len, reads)) == [2, 2]
+
+
+def test_a_run_finds_a_model_and_reads_its_tokenizer_once(tmp_path, calls_of):
+    """And the next run in this process again, as the folder may hold another model by then."""
+    folder = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "model")
+    tokenizers = calls_of("outliers.models.load.read_folder_tokenizer")
+    places = calls_of("outliers.models.source.find_model")
+    for number in (1, 2):
+        for metric in ("trace", "token_losses"):
+            run(Cells(models=[str(folder)], metrics=[metric], block=32, blocks=2), tmp_path / f"{metric}{number}")
+    assert len(tokenizers) == len(places) == 4
 
 
 def test_debug_shows_what_a_library_said(folder, monkeypatch, capsys):

@@ -24,6 +24,7 @@ from outliers.models.anatomy import context_length
 from outliers.models.gguf import MODEL_TYPES
 from outliers.models.gguf.header import read_header
 from outliers.models.load import load_config, load_model, load_tokenizer, quantized_from, weights_hash
+from outliers.models.source import find_model
 from outliers.models.stream import stream_model
 from tests import gguf_files
 from tests.conftest import CONFIGS, LLAMA, lasting, needs_smollm2, slow_but, words_of
@@ -239,7 +240,7 @@ def test_types(kind, tmp_path):
     assert same_weights(ours, by_transformers(file))
     change = max((ours.get_parameter(name) - weight).abs().max() for name, weight in model.named_parameters())
     assert change <= exact[kind] if kind in exact else change > 1e-4
-    assert quantized_from(str(file)) == (None if kind in exact else kind)
+    assert quantized_from(find_model(str(file))) == (None if kind in exact else kind)
     assert same_weights(load_model(str(file), "float16"), by_transformers(file, torch.float16))
 
 
@@ -516,13 +517,13 @@ def test_a_folder_that_holds_a_file(own, file):
     """Of several one must be named; safetensors beside it come first."""
     (own.parent / "._own.gguf").write_bytes(b"of the system")
     assert weights_hash(load_model(str(own.parent))) == weights_hash(load_model(str(file)))
-    assert quantized_from(str(own.parent)) == "Q4_1"
+    assert quantized_from(find_model(str(own.parent))) == "Q4_1"
     shutil.copy(own, own.with_name("more.gguf"))
     with pytest.raises(UserError, match=r"holds 2 GGUF files \(more\.gguf, own\.gguf\); name one of them"):
         load_model(str(own.parent))
     make_model("llama").save_pretrained(own.parent)
     assert same_weights(load_model(str(own.parent)), make_model("llama"))
-    assert quantized_from(str(own.parent)) is None
+    assert quantized_from(find_model(str(own.parent))) is None
 
 
 def test_files_by_unusual_names(own, monkeypatch):
