@@ -16,7 +16,7 @@ from kept import keep, parser
 
 from outliers.metrics.errors import block_errors
 from outliers.metrics.perplexity import perplexity
-from outliers.metrics.places import coded, place_choices, place_losses
+from outliers.metrics.places import make_codes, place_choices, place_losses
 from outliers.models.load import load_model, load_tokenizer
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import SCHEMES, TABLE1, by_weights
@@ -48,7 +48,7 @@ def errors(model, blocks: torch.Tensor) -> None:
 def perplexities(model, blocks: torch.Tensor, scheme: str, field: str) -> None:
     """Compute the perplexity with each role or layer quantized alone, and with all but it."""
     variant = Quantized(SCHEMES[scheme])
-    place_losses(coded(quantize(model, variant.scheme)), blocks, variant, place_choices(model, variant, field))
+    place_losses(make_codes(quantize(model, variant.scheme)), blocks, variant, place_choices(model, variant, field))
 
 
 def seconds(what: Callable, *arguments) -> float:

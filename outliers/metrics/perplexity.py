@@ -20,7 +20,7 @@ from outliers.models.decoder import inference, map_blocks, run_decoder, watched_
 from outliers.models.head import Head
 from outliers.models.hooks import input_hooks, residual_hooks
 from outliers.models.stream import AS_IT_IS, Variant, is_streamed
-from outliers.quantization.convert import coded
+from outliers.quantization.convert import make_codes
 from outliers.show import units
 from outliers.subjects.cell import Subject
 from outliers.terminal.progress import expect_passes, with_bar
@@ -165,7 +165,7 @@ def losses(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> list[Loss]
         ((_, ids, states),) = run_decoder(model, [block])
         return loss_of(model, ids, states)
 
-    return finite_losses(list(map_blocks(coded(model), loss, blocks)))
+    return finite_losses(list(map_blocks(make_codes(model), loss, blocks)))
 
 
 @inference

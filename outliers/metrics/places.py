@@ -14,7 +14,7 @@ from outliers.metrics.perplexity import Loss, finite_losses, loss_of, perplexity
 from outliers.models.anatomy import count_experts, count_layers, stacks_of
 from outliers.models.decoder import inference, map_blocks, run_exchanged, run_from
 from outliers.models.stream import is_streamed
-from outliers.quantization.convert import coded
+from outliers.quantization.convert import make_codes
 from outliers.subjects.cell import Cell
 from outliers.subjects.model_cache import ModelCache, naming
 from outliers.variants.cached import Cached
@@ -129,7 +129,7 @@ class PlacesMeasurement(Measurement):
             naming(subject.name, variant.name),
             model_cache.under(variant) if variant.schemes and not streamed else nullcontext(model) as changed,
         ):
-            draws = [_drawn_losses(coded(changed), blocks, variant, chosen, draw) for draw in range(metric.draws)]
+            draws = [_drawn_losses(make_codes(changed), blocks, variant, chosen, draw) for draw in range(metric.draws)]
         by_place = zip(chosen, zip(*draws, strict=True), strict=True)
         return [{(choice.kind, choice.place): list(losses) for choice, losses in by_place}]
 

@@ -16,7 +16,7 @@ from outliers.models.decoder import AT_ONCE, inference, map_blocks, placed, run_
 from outliers.models.head import output_embedding
 from outliers.models.load import find_device
 from outliers.models.stream import Variant, is_streamed
-from outliers.quantization.convert import coded
+from outliers.quantization.convert import make_codes
 from outliers.subjects.cell import Cell
 from outliers.subjects.model_cache import ModelCache, naming
 from outliers.variants.draw import drawn
@@ -113,7 +113,7 @@ def _resident(
                 last_states[number] = states
             return _measure_block(computations, changed, ids, states, exact[number])
 
-        by_block = list(map_blocks(coded(changed), measure, model_cache.with_progress(blocks)))
+        by_block = list(map_blocks(make_codes(changed), measure, model_cache.with_progress(blocks)))
         by_cell = [finite_losses(results) for results in zip(*by_block, strict=True)]
     if len(last_states) == len(blocks):
         _keep(model_cache, last_key, [last_states[number] for number in range(len(blocks))])

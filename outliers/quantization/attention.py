@@ -22,13 +22,14 @@ MASKS_OF = ("sdpa", "eager", OURS)  # implementations whose masks alone decide w
 
 
 class AttentionProducts(NamedTuple):
-    """The computation of each of `PRODUCTS`: queries times keys, and probabilities times values."""
+    """The numerics of the `PRODUCTS` of attention: queries times keys, and probabilities times values."""
 
     scores: ProductNumerics
     values: ProductNumerics
 
     @classmethod
     def of(cls, scheme: Scheme) -> "AttentionProducts":
+        """Return the numerics of a scheme that quantizes attention."""
         in_int8 = scheme.attention.roles or PRODUCTS
         return cls(*(ProductNumerics(scheme.attention.number) if name in in_int8 else EXACT for name in PRODUCTS))
 
@@ -76,10 +77,10 @@ def int8_attention(
     return product(kept, value.mT, products.values).transpose(1, 2).contiguous(), probabilities
 
 
-def put_attention(model: PreTrainedModel, products: AttentionProducts, left: Collection[str] = ()) -> None:
+def put_attention(model: PreTrainedModel, products: AttentionProducts, exact_paths: Collection[str] = ()) -> None:
     """Replace the attention function of a model by one in int8.
 
-    left: paths of `attentions` that stay exact.
+    exact_paths: paths of `attentions` that stay exact.
 
     Raises:
         UserError: the attention of the model cannot be replaced, is in int8 already, or has masks that are not
@@ -91,7 +92,7 @@ def put_attention(model: PreTrainedModel, products: AttentionProducts, left: Col
     if (before := model.config._attn_implementation) not in MASKS_OF:
         raise UserError(f"attention in int8 in the place of '{before}'; expected attn_implementation='sdpa' or 'eager'")
     for attention in attentions(model):
-        if attention.path not in left:
+        if attention.path not in exact_paths:
             change_attention(attention.module, function=partial(int8_attention, products))
 
 

@@ -108,7 +108,7 @@ class CacheFormat:
         granularity = f"group-{self.block}" if self.block else "row"
         return Quantizer(self.format, BLOCK if FORMATS[self.format].group else granularity)
 
-    def coded(self, positions: int) -> int:
+    def quantized_count(self, positions: int) -> int:
         """Return the number of quantized positions after the first ones, of `positions` in all."""
         group = self.channels or 1
         return max(0, positions - self.first - self.recent) // group * group
@@ -125,7 +125,7 @@ class CacheFormat:
             codes = self.quantizer.bits(head_size)
         else:
             codes = self.bits + 2 * HALF_BITS / (self.channels or head_size)
-        coded = self.coded(positions) / positions
+        coded = self.quantized_count(positions) / positions
         for part, whole in ((self.layers, layers), (self.heads, heads)):
             coded *= sum(map(len, part)) / whole if part else 1
         return EXACT_BITS + coded * (codes - EXACT_BITS)

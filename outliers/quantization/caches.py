@@ -84,16 +84,16 @@ def fake_quantize(
     if format.heads:  # a pruned layer may have fewer heads
         heads = [head for head in chain.from_iterable(format.heads) if head < states.shape[1]]
     start = prefix + format.first
-    end = start + format.coded(states.shape[-2] - prefix)
+    end = start + format.quantized_count(states.shape[-2] - prefix)
     if end == start:
         return states
     quantized = states.clone()
     change = _change(format, states, None if largest is None else largest[heads])
-    quantized[:, heads, start:end] = _coded(states[:, heads, start:end], format, change).to(states.dtype)
+    quantized[:, heads, start:end] = _quantize_states(states[:, heads, start:end], format, change).to(states.dtype)
     return quantized
 
 
-def _coded(states: torch.Tensor, format: CacheFormat, change: "ChannelChange") -> torch.Tensor:
+def _quantize_states(states: torch.Tensor, format: CacheFormat, change: "ChannelChange") -> torch.Tensor:
     changed = change.of(states.float())
     if format.bits:
         return change.back(CacheCodes.of(changed, format.bits, format.channels).states(format.bits))
@@ -206,7 +206,7 @@ def quantized_states(
 
     keys: by layer the largest |keys| of each channel, (heads, features), for formats that require them.
     """
-    positions = prefix_positions(model)
+    positions = prefix_length(model)
 
     def meet(number: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _call: AttentionCall) -> States:
         key_format, value_format = formats.in_layer(number)
@@ -231,7 +231,7 @@ def watched_keys(model: PreTrainedModel, see: Callable[[int, torch.Tensor], None
     `see` gets the number of the layer and keys (batch, heads, T, features) after the rotary embedding, without those of
     a prefix. It is not called if the attention of the model cannot be replaced.
     """
-    first = prefix_positions(model)
+    first = prefix_length(model)
     with product_hooks(model, lambda number, _query, key, *_: see(number, key[..., first:, :]), layer):
         yield
 
@@ -283,24 +283,24 @@ class QuantizedCacheLayer(DynamicLayer):
 class StoredStates:
     """The keys, or the values, of all positions so far: exact first ones, then codes, then exact recent ones.
 
-    first, exact: tensors (batch, heads, positions, features) in the dtype of the states that were added.
+    first, recent: tensors (batch, heads, positions, features) in the dtype of the states that were added.
     """
 
     def __init__(self, format: CacheFormat | None):
         self.format, self.positions = format, 0
-        self.first = self.codes = self.exact = None
+        self.first = self.codes = self.recent = None
 
     def add(self, states: torch.Tensor) -> None:
         """Append the states of later positions, and quantize the positions that are no longer recent."""
-        self.exact = states if self.exact is None else torch.cat([self.exact, states], -2)
+        self.recent = states if self.recent is None else torch.cat([self.recent, states], -2)
         self.positions += states.shape[-2]
         if self.format is None:
             return
         if self.first is None and self.positions >= self.format.first:
-            self.first, self.exact = self.exact.split([self.format.first, self.positions - self.format.first], -2)
-        more = self.format.coded(self.positions) - (0 if self.codes is None else self.codes.codes.shape[-2])
+            self.first, self.recent = self.recent.split([self.format.first, self.positions - self.format.first], -2)
+        more = self.format.quantized_count(self.positions) - (0 if self.codes is None else self.codes.codes.shape[-2])
         if more:
-            coded, self.exact = self.exact[..., :more, :], self.exact[..., more:, :].clone()
+            coded, self.recent = self.recent[..., :more, :], self.recent[..., more:, :].clone()
             changed = _change(self.format, coded).of(coded.float())
             codes = CacheCodes.of(changed, self.format.bits, self.format.channels)
             self.codes = codes if self.codes is None else self.codes.join(codes)
@@ -310,17 +310,18 @@ class StoredStates:
         decoded = None
         if self.codes is not None:
             states = self.codes.states(self.format.bits)
-            decoded = _change(self.format, states).back(states).to(self.exact.dtype)
-        return torch.cat([states for states in (self.first, decoded, self.exact) if states is not None], -2)
+            decoded = _change(self.format, states).back(states).to(self.recent.dtype)
+        return torch.cat([states for states in (self.first, decoded, self.recent) if states is not None], -2)
 
     def take(self, sequences: torch.Tensor) -> None:
-        self.first, self.exact = (None if states is None else states[sequences] for states in (self.first, self.exact))
+        """Keep only the sequences of these indices, in their order, as a beam search does."""
+        self.first, self.recent = (None if one is None else one[sequences] for one in (self.first, self.recent))
         if self.codes is not None:
             self.codes = CacheCodes(*(part[sequences] for part in self.codes[:3]), self.codes.features)
 
     @property
     def bytes(self) -> int:
-        tensors = [self.first, self.exact, *(self.codes or ())[:3]]
+        tensors = [self.first, self.recent, *(self.codes or ())[:3]]
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
@@ -460,6 +461,7 @@ def _decoder(model: PreTrainedModel) -> nn.Module:
     return stack_module(model, stacks_of(model.config)[-1])
 
 
-def prefix_positions(model: PreTrainedModel) -> int:
+def prefix_length(model: PreTrainedModel) -> int:
+    """Return the number of positions of the prefix before every sequence of a model; 0 if it has none."""
     prefix = vars(_decoder(model)).get("prefix")
     return prefix.positions if prefix else 0

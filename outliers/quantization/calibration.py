@@ -39,7 +39,8 @@ def calibrate(
     *,
     progress: bool | None = None,
 ) -> Calibration:
-    """Return the largest |x| of every feature that a model's projections read on some blocks.
+    """Return the statistics of the inputs of a model's projections on some blocks: the largest |x| of every feature,
+    and what the schemes need beside it.
 
     Use other blocks than those to measure afterwards, which would make results look better than they are. Calibrations
     of parts of a text can be merged.
@@ -128,7 +129,7 @@ def collect(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection[
     def see(layer: int, role: str, x: torch.Tensor) -> None:
         place = layer, role
         tokens[place] += len(x)
-        values = {name: statistic.of(x.float(), len(blocks)).cpu() for name, statistic in statistics.items()}
+        values = {name: statistic.compute(x.float(), len(blocks)).cpu() for name, statistic in statistics.items()}
         finite = values["inputs"].isfinite()
         if not finite.all():
             feature = int((~finite).nonzero()[0])

@@ -102,19 +102,19 @@ def quantize(
     check_calibrated(scheme, calibration)
     calibration = calibration and calibration.under(scheme)
     model = separate_turns(model)
-    left = skipped(model, skip, scheme, only)
-    others = check_instead(model, scheme, left, instead)
+    exact_paths = skipped(model, skip, scheme, only)
+    schemes = resolve_instead(model, scheme, exact_paths, instead)
     if keep == "int8":
-        for other in set(others.values()):
+        for other in set(schemes.values()):
             check_kept(other)
-    if calibration or _uses_differ(model, left, others):
+    if calibration or _uses_differ(model, exact_paths, schemes):
         model = separate_layers(model)
     # deepcopy builds a new module tree, but takes objects from its memo: parameters on the same storage, and for each
     # projection the layer under the new scheme.
     memo = shared_in_copies(model) | {id(old): _sharing_storage(old) for old in model.parameters()}
     memo |= {
         id(part.module): _replacement(
-            others.get(part.path, scheme), part, memo, None if part.path in left else LAYERS[keep], calibration
+            schemes.get(part.path, scheme), part, memo, None if part.path in exact_paths else LAYERS[keep], calibration
         )
         for part in projections(model)
     }
@@ -128,23 +128,23 @@ def quantize(
         vars(copied).pop(name, None)
     take_routers_back(copied)
     if scheme.routers:
-        put_routers(copied, scheme, left, calibration)
+        put_routers(copied, scheme, exact_paths, calibration)
     if vars(copied).pop("attention_scheme", None):  # the new scheme replaces it
         take_attention_back(copied)
     if scheme.attention is not None:
-        put_attention(copied, AttentionProducts.of(scheme), left)
+        put_attention(copied, AttentionProducts.of(scheme), exact_paths)
         copied.attention_scheme = scheme.name
     return copied
 
 
-def _uses_differ(model: PreTrainedModel, left: Collection[str], others: Mapping[str, Scheme]) -> bool:
+def _uses_differ(model: PreTrainedModel, exact_paths: Collection[str], schemes: Mapping[str, Scheme]) -> bool:
     """Return whether a module that occurs in several places of a model would be quantized differently in them.
 
-    left, others: the paths that stay exact, and the schemes that replace the common one, by path.
+    schemes: the schemes that replace the common one, by path.
     """
 
     def treatment(path: str) -> tuple:
-        return path in left, f"{path}.products" in left, others.get(path)
+        return path in exact_paths, f"{path}.products" in exact_paths, schemes.get(path)
 
     return any(treatment(path) != treatment(first) for path, first in shared_parts(layers_of(model)).items())
 
@@ -154,9 +154,9 @@ def quantized_layers(model: PreTrainedModel) -> list[QuantizedLinear]:
     return [part.module for part in projections(model) if isinstance(part.module, QuantizedLinear)]
 
 
-def coded(model: PreTrainedModel) -> PreTrainedModel:
-    """Quantize the weights of a model under a scheme now, so that models made from it share the codes; return the
-    model."""
+def make_codes(model: PreTrainedModel) -> PreTrainedModel:
+    """Quantize the weights of a model under a scheme before its first pass, so that models made from it share the
+    codes; return the model."""
     for projection in projections(model):
         getattr(projection.module, "quantized_weight", None)
     return model
@@ -180,13 +180,12 @@ def check_kept(scheme: Scheme) -> None:
         raise UserError(f"scheme '{scheme.name}' multiplies some tokens with exact weights; use keep='exact'")
 
 
-def check_groups(model: PreTrainedModel, scheme: Scheme, left: Collection[str] = ()) -> None:
-    """Raise UserError if a scheme's groups of features do not divide the features of a projection; left: exact
-    paths."""
+def check_groups(model: PreTrainedModel, scheme: Scheme, exact_paths: Collection[str] = ()) -> None:
+    """Raise UserError if a scheme's groups of features do not divide the features of a projection."""
     if scheme.group is None:
         return
     kinds = nn.Linear, Conv1D, ExpertProjection, QuantizedLinear
-    exact = [part for part in projections(model) if part.path not in left and type(part.module) in kinds]
+    exact = [part for part in projections(model) if part.path not in exact_paths and type(part.module) in kinds]
     features = {part.path: stored_weight(part.module).shape[1] for part in exact}
     common = math.gcd(*features.values())
     for path, width in features.items():
@@ -198,14 +197,15 @@ def check_groups(model: PreTrainedModel, scheme: Scheme, left: Collection[str] =
             )
 
 
-def check_instead(
-    model: PreTrainedModel, scheme: Scheme, left: Collection[str], instead: Mapping[str | Scheme, Collection[str]]
+def resolve_instead(
+    model: PreTrainedModel, scheme: Scheme, exact_paths: set[str], instead: Mapping[str | Scheme, Collection[str]]
 ) -> dict[str, Scheme]:
-    """Return the schemes of projections that replace the common one, by path; left: the paths that stay exact.
+    """Return the schemes that replace the common one, by the path of a projection, from the option `instead` of
+    `quantize`.
 
-    Raises UserError if a scheme does not fit a projection.
+    exact_paths: of projections that stay exact. Raises UserError if a scheme does not fit a projection.
     """
-    others, parts = {}, list(projections(model))
+    schemes, parts = {}, list(projections(model))
     for other, places in instead.items():
         other = get_scheme(other)
         if not other.quantizes_projections or other.needs_calibration or other.attention is not None:
@@ -214,13 +214,13 @@ def check_instead(
                 "alone, without a calibration, such as llm.int8 (what stays exact is skipped)"
             )
         paths = _paths_at(model, parts, "instead", places)
-        if repeated := sorted(paths & others.keys()):
+        if repeated := sorted(paths & schemes.keys()):
             raise UserError(f"'{repeated[0]}' has two schemes in the place of '{scheme.name}'; expected one")
-        others |= dict.fromkeys(paths, other)
-    for quantizing in {scheme, *others.values()}:
-        elsewhere = {part.path for part in parts if others.get(part.path, scheme) != quantizing}
-        check_groups(model, quantizing, {*left, *elsewhere})
-    return others
+        schemes |= dict.fromkeys(paths, other)
+    for quantizing in {scheme, *schemes.values()}:
+        elsewhere = {part.path for part in parts if schemes.get(part.path, scheme) != quantizing}
+        check_groups(model, quantizing, {*exact_paths, *elsewhere})
+    return schemes
 
 
 def check_attends(model: PreTrainedModel, scheme: Scheme) -> None:
@@ -261,13 +261,13 @@ def skipped(model: PreTrainedModel, skip: Collection[str], scheme: Scheme, only:
     Paths are of projections and of attention products. Raises UserError if nothing is left to quantize.
     """
     parts = [*projections(model), *attentions(model), *(routers(model) if scheme.routers else ())]
-    left = _paths_at(model, parts, "skip", skip)
+    exact_paths = _paths_at(model, parts, "skip", skip)
     if only:
-        left |= {part.path for part in parts} - _paths_at(model, parts, "only", only)
-    if scheme.quantizes and left.issuperset(part.path for part in quantized_parts(model, scheme)):
+        exact_paths |= {part.path for part in parts} - _paths_at(model, parts, "only", only)
+    if scheme.quantizes and exact_paths.issuperset(part.path for part in quantized_parts(model, scheme)):
         places = f"skip={shown(list(skip))}" + (f" and only={shown(list(only))}" if only else "")
         raise UserError(f"{places} leaves nothing for scheme '{scheme.name}' to quantize; use 'fp32'")
-    return left
+    return exact_paths
 
 
 def _paths_at(model: PreTrainedModel, parts: list[Projection], option: str, places: Collection[str]) -> set[str]:
@@ -280,7 +280,11 @@ def _paths_at(model: PreTrainedModel, parts: list[Projection], option: str, plac
 
 
 def _parts_at(place: str, parts: list[Projection], modules: list[str], option: str) -> list[Projection]:
-    """Return the parts of a model at a place: a role, layers, an expert, or a pattern of modules."""
+    """Return the parts of a model at a place, such as "ffn_out", "layers.3", "layers.9:12", "layers.3.experts.7" or
+    "*.down_proj".
+
+    modules: the paths of all modules. option: the name of the option in messages.
+    """
     if layers := _LAYERS.fullmatch(place):
         first, count = int(layers["first"]), parts[-1].layer + 1
         end = int(layers["end"] or first + 1)
@@ -320,7 +324,8 @@ def _replacement(
 ) -> nn.Module:
     """Return the layer that replaces a projection, quantized or not, under a scheme.
 
-    kind: the class of the layer; None for an exact one.
+    kind: the class of the layer; None for an exact one. memo: that of `copy.deepcopy` for the model, by which the copy
+    of the projection shares its parameters.
     """
     module = projection.module
     if isinstance(module, Int8Linear):

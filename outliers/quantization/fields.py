@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from outliers.models.anatomy import Projection, projections
 from outliers.models.anatomy.weights import device_of
-from outliers.quantization.convert import check_instead, skipped
+from outliers.quantization.convert import resolve_instead, skipped
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, kernels_of, stored_weight
 from outliers.quantization.schemes import Scheme, reports_bits, scheme_fields
@@ -46,27 +46,27 @@ def row_fields(
         names = {layer.kernels(model.dtype) for layer in layers} or {kernels_of(scheme, device_of(model), model.dtype)}
         fields["kernels"] = ", ".join(sorted(names))
         if reports_bits(scheme):
-            left = skipped(model, skip, scheme, only)
-            fields |= bits_of(scheme, model, left, check_instead(model, scheme, left, instead))
+            exact_paths = skipped(model, skip, scheme, only)
+            fields |= bits_of(scheme, model, exact_paths, resolve_instead(model, scheme, exact_paths, instead))
     if scheme.outlier_threshold is not None:
         fields["outlier_weights"] = "exact" if scheme.exact_outliers and not small else "dequantized"
     return fields
 
 
-def bits_of(scheme: Scheme, model: PreTrainedModel, left: Collection[str], others: Mapping[str, Scheme]) -> dict:
+def bits_of(scheme: Scheme, model: PreTrainedModel, exact_paths: set[str], schemes: Mapping[str, Scheme]) -> dict:
     """Return weight_bits and activation_bits of the quantized operands: average bits per value, with scales and zero
     points.
 
     The average is over the weights, or the inputs, of a model's projections. Outlier features in 16 bits are not
     counted, nor scales that all activations of a block share.
 
-    left: paths of exact projections. others: schemes that replace `scheme`, by path.
+    schemes: those that replace `scheme`, by path.
     """
-    quantized = [projection for projection in projections(model) if projection.path not in left]
+    quantized = [projection for projection in projections(model) if projection.path not in exact_paths]
     averages = {}
     for operand, field in (("weights", "weight_bits"), ("activations", "activation_bits")):
         if getattr(scheme, operand):
-            quantizers = [getattr(others.get(part.path, scheme).at(part.role), operand) for part in quantized]
+            quantizers = [getattr(schemes.get(part.path, scheme).at(part.role), operand) for part in quantized]
             pairs = zip(quantized, quantizers, strict=True)
             counts = [_count(part, quantizer, operand) for part, quantizer in pairs if quantizer]
             values, bits = map(sum, zip(*counts, strict=True))

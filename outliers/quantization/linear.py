@@ -106,7 +106,7 @@ class QuantizedLinear(SchemeLinear):
             # Ordinary tensors even in inference mode: they are cached, and autograd refuses inference tensors.
             with torch.inference_mode(False), torch.no_grad():
                 made = CachedOperand(operand_of(self.weight, self.here, self.magnitudes), weight.detach(), version)
-            if self._caches:
+            if self._is_cacheable:
                 self.made = made
         return self._draw_operand(made) if self.draw else made.operand
 
@@ -118,12 +118,12 @@ class QuantizedLinear(SchemeLinear):
                     made = made._replace(ties=ties_of(made.operand, self.weight, self.here))
                 operand = drawn_operand(made, self.weight, self.here, self.magnitudes, self.draw)
             drawn = CachedDraw(operand, self.draw, made)
-            if self._caches:
+            if self._is_cacheable:
                 self.made, self.drawn = made, drawn
         return drawn.operand
 
     @property
-    def _caches(self) -> bool:
+    def _is_cacheable(self) -> bool:
         return not getattr(self.projection, "is_transient", False)
 
     @property
@@ -158,7 +158,7 @@ class QuantizedLinear(SchemeLinear):
 
     @torch.compiler.disable  # a graph cannot tell whether codes are those of the current weight
     def _product(self, rows: torch.Tensor) -> torch.Tensor:
-        return around(self.here, rows, self.projection, self._quantized)
+        return combine_products(self.here, rows, self.projection, self._quantized)
 
 
 def _version(weight: torch.Tensor) -> int | None:
@@ -171,12 +171,12 @@ def operand_of(weight: torch.Tensor, scheme: Scheme, magnitudes: InputSummary | 
 
     magnitudes: statistics of its inputs, for remedies that require them.
     """
-    given, scheme = scheme, searched_numbers(weight, scheme, magnitudes) if scheme.searches else scheme
+    given, scheme = scheme, fill_searched_numbers(weight, scheme, magnitudes) if scheme.searches else scheme
     exact, fitted = in_float32(weight) if scheme.transforms else weight, []
     for step in scheme.transforms:
         fitted.append(step.fit(exact, magnitudes))
         exact = step.call("weight", exact, fitted[-1])
-        magnitudes = magnitudes and magnitudes.behind(step, fitted[-1])
+        magnitudes = magnitudes and magnitudes.transform(step, fitted[-1])
     codes = _codes(exact, scheme, magnitudes)
     for step, found in zip(given.remedies_with("clips"), scheme.remedies_with("clips"), strict=True):
         if step.number == SEARCH:
@@ -228,7 +228,7 @@ def drawn_operand(
     exact = weight if operand.exact is None else operand.exact
     untied = break_ties(exact, made.ties, scheme, draw)
     for step, numbers in zip(scheme.transforms, operand.fitted, strict=False):
-        magnitudes = magnitudes and magnitudes.behind(step, numbers)
+        magnitudes = magnitudes and magnitudes.transform(step, numbers)
     exact = operand.exact if scheme.outlier_threshold is None else untied  # outlier features are multiplied with it
     return operand._replace(codes=_codes(untied, scheme, magnitudes), exact=exact)
 
@@ -248,13 +248,13 @@ def break_ties(weight: torch.Tensor, ties: torch.Tensor, scheme: Scheme, draw: i
     return moved
 
 
-def searched_numbers(weight: torch.Tensor, scheme: Scheme, magnitudes: InputSummary) -> Scheme:
+def fill_searched_numbers(weight: torch.Tensor, scheme: Scheme, magnitudes: InputSummary) -> Scheme:
     """Return a scheme with the searched numbers of its remedies filled in, one after the other in the order in which
     they act.
 
-    Each number is that of its grid with the least ‖Y' − Y‖². Y is the product of the exact weight (outputs, features)
-    with the calibration's rows; Y' is that of the layer without the remedies whose numbers are still unknown and with
-    weights rounded to nearest.
+    Each number is that of its `RemedyNumber.grid` with the least ‖Y' − Y‖². Y is the product of the exact weight
+    (outputs, features) with the calibration's rows; Y' is that of the layer without the remedies whose numbers are
+    still unknown and with weights rounded to nearest.
     """
     projection = nn.Linear(1, 1, bias=False)
     projection.weight = nn.Parameter(in_float32(weight), requires_grad=False)
@@ -287,8 +287,9 @@ def transform_input(hidden_states: torch.Tensor, scheme: Scheme, fitted: tuple[t
     return hidden_states
 
 
-def around(scheme: Scheme, rows: torch.Tensor, exact: Callable, quantized: Callable) -> torch.Tensor:
-    """Multiply hidden states (tokens, features), combining the exact and the quantized product as the scheme says."""
+def combine_products(scheme: Scheme, rows: torch.Tensor, exact: Callable, quantized: Callable) -> torch.Tensor:
+    """Multiply hidden states (tokens, features) by the functions of exact and of quantized products, which remedies
+    such as `tokens` combine, the last remedy outermost."""
     for step in scheme.remedies_with("around"):
         quantized = partial(step.call, "around", number=step.number, exact=exact, quantized=quantized)
     return quantized(rows)

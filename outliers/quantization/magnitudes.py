@@ -46,34 +46,35 @@ class InputSummary(NamedTuple):
         merged = {name: STATISTICS[name].merge(*pair) for name, pair in known.items()}
         return InputSummary(weights=self.weights.maximum(other.weights), **merged)
 
-    def behind(self, transform: Remedy, fitted: torch.Tensor) -> "InputSummary":
-        """Return the statistics of inputs after a transform, without statistics by feature if it mixes features."""
+    def transform(self, remedy: Remedy, fitted: torch.Tensor) -> "InputSummary":
+        """Return the statistics of inputs after a remedy has transformed them with what it fitted, without statistics
+        by feature if it mixes features."""
 
         def change(rows: torch.Tensor) -> torch.Tensor:
-            return transform.call("hidden_states", rows.to(fitted.device), fitted)
+            return remedy.call("hidden_states", rows.to(fitted.device), fitted)
 
-        by_feature = transform.kind.by_feature
+        by_feature = remedy.kind.by_feature
         changed = {
-            name: statistic.under(getattr(self, name), change)
+            name: statistic.transform(getattr(self, name), change)
             for name, statistic in STATISTICS.items()
             if getattr(self, name) is not None and (by_feature or not statistic.by_feature)
         }
         if by_feature:
-            changed["weights"] = transform.call("weight", self.weights[None].to(fitted.device), fitted)[0].abs()
+            changed["weights"] = remedy.call("weight", self.weights[None].to(fitted.device), fitted)[0].abs()
         return InputSummary(learned=self.learned, **changed)
 
 
 class Statistic(NamedTuple):
     """A calibration statistic of the inputs of projections.
 
-    of: function of the inputs of a block, float32 (tokens, features), and the number of blocks. merge: function that
-    joins the statistics of two texts. under: function of a statistic and a change of rows, to the statistic of changed
-    inputs. by_feature: whether the statistic is undefined once features are mixed.
+    compute: function of the inputs of a block, float32 (tokens, features), and the number of blocks. merge: function
+    that joins the statistics of two texts. transform: function of a statistic and a change of rows, which returns the
+    statistic of changed inputs. by_feature: whether the statistic is undefined once features are mixed.
     """
 
-    of: Callable
+    compute: Callable
     merge: Callable
-    under: Callable
+    transform: Callable
     by_feature: bool = False
 
 
@@ -159,7 +160,7 @@ class Calibration:
     def prefix(self, count: int | None = None) -> tuple[int, ...]:
         """Return the most frequent outlier tokens, which PrefixQuant puts before every sequence (Chen et al., 2024).
 
-        Ties are broken by frequency in the text.
+        Of tokens that are as often outliers, the most frequent ones in the text come first.
 
         Args:
             count: how many; None for the average number of outliers per block in the layer with the most of them,

@@ -1,6 +1,6 @@
 """Routers of mixtures of experts under a scheme; without the remedy `router` they stay exact."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from torch import nn
 from torch.nn import functional
@@ -62,17 +62,17 @@ def take_routers_back(model: PreTrainedModel) -> None:
             del router.module.forward
 
 
-def put_routers(model: PreTrainedModel, scheme: Scheme, left: Collection[str], calibration: Calibration | None) -> None:
+def put_routers(model: PreTrainedModel, scheme: Scheme, exact_paths: set[str], calibration: Calibration | None) -> None:
     """Put the routers of a model under a scheme, except those that are left exact.
 
-    left: paths that stay exact. calibration: required if the scheme needs statistics of the routers' inputs.
+    calibration: required if the scheme needs statistics of the routers' inputs.
 
     Raises:
         UserError: a router has no weight matrix, or the scheme needs statistics that the calibration lacks.
     """
     read = {reader.path: reader for reader in state_readers(model)}
     for router in routers(model):
-        if router.path in left:
+        if router.path in exact_paths:
             continue
         parameters = router.module._parameters
         weight = parameters.get("weight")

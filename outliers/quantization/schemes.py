@@ -134,6 +134,7 @@ class Scheme:
 
     @property
     def quantizes(self) -> bool:
+        """Whether the scheme quantizes projections or attention; routers come with projections."""
         return self.quantizes_projections or self.attention is not None
 
     @property
@@ -253,6 +254,7 @@ def _in_one_format(granularity: str, *formats: str) -> list[Scheme]:
 
 
 def _by_row(name: str, activations: str | None, weights: str) -> Scheme:
+    """Return a scheme with a scale for each token, and for each output of a weight."""
     return Scheme(name, activations and Quantizer(activations, "row"), Quantizer(weights, "column"))
 
 
@@ -347,7 +349,7 @@ def _in_lower_case(written: str) -> str:
     parts = []
     for part in written.split("+"):
         name = re.split("[=@]", part)[0]
-        known = name.lower() in SCHEMES | REMEDIES or in_groups(name.lower())
+        known = name.lower() in SCHEMES | REMEDIES or parse_grouped(name.lower())
         parts.append(name.lower() + part.removeprefix(name) if known and name not in SCHEMES | REMEDIES else part)
     return "+".join(parts)
 
@@ -360,13 +362,13 @@ def _check_base(written: str) -> None:
         remedies = (part for part in parts if part not in others)
         ordered = "+".join([*(others or ["absmax"]), *remedies])
         raise UserError(f"'{written}': a remedy stands behind its scheme: {ordered}")
-    schemes = [part for part in parts if part in SCHEMES or in_groups(part)]
+    schemes = [part for part in parts if part in SCHEMES or parse_grouped(part)]
     if len(schemes) > 1 and parts[0] in schemes and written not in SCHEMES:
         raise UserError(f"'{written}' has two schemes; expected one, and remedies behind it, as in absmax+hadamard")
 
 
 def _scheme_named(name: str) -> Scheme:
-    if scheme := SCHEMES.get(name) or in_groups(name):
+    if scheme := SCHEMES.get(name) or parse_grouped(name):
         return scheme
     known = SCHEMES | plugin_schemes(Scheme, SCHEMES)
     if name not in known:
@@ -386,10 +388,11 @@ def _unknown(name: str, known: Iterable[str]) -> UserError:
     return unknown_name("scheme", name, known, "(docs/schemes.md lists all)")
 
 
-def in_groups(name: str) -> Scheme | None:
+def parse_grouped(name: str) -> Scheme | None:
     """Return the scheme of a name such as "w4a8-g64", whose number is the features in a group; None for other names.
 
-    Groups replace the columns of weights, and the existing groups of either operand.
+    Weights with a scale for each output get one for each group instead; operands that have groups get groups of this
+    size.
     """
     written = re.fullmatch(r"(?P<base>.+)-g(?P<group>[1-9]\d{0,5})", name)
     base = written and {scheme.name: scheme for scheme in _OF_FORMATS}.get(written["base"])
@@ -428,9 +431,10 @@ def remedied(scheme: Scheme, written: str) -> Scheme:
     return replace(scheme, name=name, remedies=(*scheme.remedies, *remedies))
 
 
-def is_own(scheme: Scheme) -> bool:
-    """Return whether a scheme is one of this project's, at any threshold, and so defined by its name."""
-    return _is_one_of(scheme, [*_OWN, *_OF_FORMATS, in_groups(scheme.name)])
+def is_builtin(scheme: Scheme) -> bool:
+    """Return whether a scheme is defined by its name: it is one of this project's, at any outlier threshold, and not
+    one of a plugin or a user."""
+    return _is_one_of(scheme, [*_OWN, *_OF_FORMATS, parse_grouped(scheme.name)])
 
 
 def reports_bits(scheme: Scheme) -> bool:
@@ -459,7 +463,7 @@ def scheme_fields(scheme: Scheme, skip: Collection[str] = (), only: Collection[s
     """
     if not scheme.quantizes:
         return {}
-    row = {"alpha": scheme.outlier_threshold, "scheme_parts": None if is_own(scheme) else scheme.description}
+    row = {"alpha": scheme.outlier_threshold, "scheme_parts": None if is_builtin(scheme) else scheme.description}
     row["arithmetic"] = None if scheme.has_exact_sums or not scheme.quantizes_projections else "simulated"
     row |= {"skip": sorted(set(skip)) or None, "only": sorted(set(only)) or None}
     return {field: value for field, value in row.items() if value is not None}

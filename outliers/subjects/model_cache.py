@@ -28,7 +28,7 @@ from outliers.models.skeleton import skeleton
 from outliers.models.source import Source
 from outliers.models.stream import AS_IT_IS, Variant, is_streamed, stream_model
 from outliers.models.weight_files import check_unchanged
-from outliers.quantization.convert import check_attends, check_instead, quantize, skipped
+from outliers.quantization.convert import check_attends, quantize, resolve_instead, skipped
 from outliers.quantization.magnitudes import Calibration
 from outliers.quantization.schemes import BASELINE, Scheme
 from outliers.terminal.progress import Progress
@@ -306,7 +306,7 @@ def check_scheme(
     if skip or only or instead or scheme.group or scheme.attention is not None:
         model = skeleton(config)
         check_attends(model, scheme)
-        check_instead(model, scheme, skipped(model, skip, scheme, only), dict(instead))
+        resolve_instead(model, scheme, skipped(model, skip, scheme, only), dict(instead))
 
 
 @dataclass

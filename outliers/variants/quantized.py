@@ -151,10 +151,10 @@ class Quantized(AtPlaces):
     def _schemes_in(self, model: "PreTrainedModel") -> "dict[Projection, Scheme]":
         """Return the schemes of the projections, routers and attentions that the variant quantizes."""
         from outliers.models.anatomy import projections
-        from outliers.quantization.convert import check_instead, quantized_parts, skipped
+        from outliers.quantization.convert import quantized_parts, resolve_instead, skipped
 
         exact = skipped(model, self.skip, self.scheme, self.only)
-        others = check_instead(model, self.scheme, exact, dict(self.instead))
+        others = resolve_instead(model, self.scheme, exact, dict(self.instead))
         schemes = dict.fromkeys(quantized_parts(model, self.scheme), self.scheme)
         schemes |= {part: others[part.path] for part in projections(model) if part.path in others}
         return {part: scheme for part, scheme in schemes.items() if part.path not in exact}

@@ -66,7 +66,7 @@ def _masked(
     from transformers import Cache
 
     from outliers.models.hooks import MASKS
-    from outliers.quantization.caches import prefix_positions
+    from outliers.quantization.caches import prefix_length
 
     name = next(name for name in MASKS if name in inspect.signature(attention.forward).parameters)
     states = keywords["hidden_states"] if "hidden_states" in keywords else inputs[0]
@@ -79,7 +79,7 @@ def _masked(
     elif mask is None:  # a fused kernel makes the causal mask itself
         mask = torch.ones(1, 1, length, count, dtype=torch.bool, device=states.device).tril(cached)
     first = max(0, count - mask.shape[-1])  # the cache of a window forgets the keys before
-    prefix = prefix_positions(model)  # tokens that are not positions of the sequence
+    prefix = prefix_length(model)  # tokens that are not positions of the sequence
     queries = torch.arange(cached, count)[:, None] - prefix
     keys = torch.arange(first, first + mask.shape[-1]) - prefix
     hidden = torch.isin(keys, torch.tensor(positions)) & (queries != keys)

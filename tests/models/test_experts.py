@@ -32,7 +32,7 @@ from outliers.models.anatomy import experts_of, layers_of, projections
 from outliers.models.anatomy.experts import BY_PROJECTION, call_by_projection
 from outliers.models.stream import stream_model
 from outliers.quantization.calibration import FEW
-from outliers.quantization.schemes import SCHEMES, Scheme, in_groups
+from outliers.quantization.schemes import SCHEMES, Scheme, parse_grouped
 from outliers.tracing.result import Trace
 from outliers.views.experts import drops_section
 from outliers.views.trace import trace_findings
@@ -56,7 +56,7 @@ SIZES = {  # of fields that other types do not have, or have with other values
 }
 MIXTURES = ("mixtral", "gpt-oss")
 LARGE = 20.0  # beyond what units of these models have, and below what the largest of GPT-OSS, which are clamped, can
-EVERY_SCHEME = {name: in_groups(f"{name}-g16") or scheme for name, scheme in SCHEMES.items() if name != "fp32"}
+EVERY_SCHEME = {name: parse_grouped(f"{name}-g16") or scheme for name, scheme in SCHEMES.items() if name != "fp32"}
 EVERY_SCHEME |= {  # and every format, in all groups that it has
     written: Scheme(written, replace(weights, granularity=granularity.replace("column", "row")), weights)
     for name, format in FORMATS.items()

@@ -13,14 +13,14 @@ from outliers.criterion import ROUTER
 from outliers.models.load import load_model
 from outliers.models.stream import stream_model
 from outliers.quantization.remedies import REMEDIES, SEARCH
-from outliers.quantization.schemes import get_scheme, in_groups, read_scheme, write_scheme
+from outliers.quantization.schemes import get_scheme, parse_grouped, read_scheme, write_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.text.blocks import tokens_hash
 from tests.conftest import in_turn, slow_but
 from tests.small_models import make_model, sample_blocks
 
 MODEL = "pocket/gpt2-0.1m"
-NAMES = [(in_groups(f"{name}-g16") or SCHEMES[name]).name for name in SCHEMES if name != "fp32"]
+NAMES = [(parse_grouped(f"{name}-g16") or SCHEMES[name]).name for name in SCHEMES if name != "fp32"]
 NUMBERS = {"tokens": "=3", "clip": "=0.9", "activations": "=8", "rotation": "=2"}  # which change a small model
 GRIDS = [name for name, kind in REMEDIES.items() if kind.number and kind.number.grid and kind.number.default != SEARCH]
 REMEDIED = [f"w4a4-g8+{name}{NUMBERS.get(name, '')}" for name in REMEDIES if name != ROUTER]

@@ -91,7 +91,7 @@ def test_what_is_known_behind_transforms():
     for name in ("smoothing+reorder+hadamard", "awq=0.5+hadamard", "smoothing+awq=0.5"):
         changed, fitted = found, operand_of(weight, get_scheme(f"w8+{name}"), found).fitted
         for one, of_one in zip(get_scheme(f"w8+{name}").transforms, fitted, strict=True):
-            changed = changed.behind(one, of_one)
+            changed = changed.transform(one, of_one)
         assert torch.allclose(changed.gram, changed.rows.T @ changed.rows, rtol=1e-3, atol=1e-5 * changed.gram.max())
         mixed = "hadamard" in name
         assert (changed.inputs is None) == (changed.sums is None) == (changed.weights is None) == mixed

@@ -16,8 +16,8 @@ from outliers.models.anatomy.experts import ExpertProjection
 class Assigned:
     """A plan expressed in another library's format.
 
-    groups: the format's expression of each scheme with the projections under it; that of the plan's own scheme comes
-    first, if any projection has it. exact: the unquantized projections.
+    groups: the object or text that stands for each scheme in the format, with the projections under it; that of the
+    plan's own scheme comes first, if any projection has it. exact: the unquantized projections.
     """
 
     model: PreTrainedModel

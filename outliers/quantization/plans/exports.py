@@ -15,11 +15,11 @@ from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError, unknown_name
 from outliers.models.anatomy import Projection, check_plain, projections
-from outliers.quantization.convert import check_instead
+from outliers.quantization.convert import resolve_instead
 from outliers.quantization.plans import compressed_tensors, llama_quantize, torchao
 from outliers.quantization.plans.assigned import Assigned
 from outliers.quantization.plans.plan import Plan
-from outliers.quantization.schemes import SCHEMES, Scheme, get_scheme, in_groups
+from outliers.quantization.schemes import SCHEMES, Scheme, get_scheme, parse_grouped
 
 IN_GROUPS = "g64"  # example of a group size, for messages
 
@@ -27,17 +27,18 @@ IN_GROUPS = "g64"  # example of a group size, for messages
 class Export(NamedTuple):
     """A format in which a plan can be written.
 
-    file: name of an exported file. says: returns the format's expression of a scheme without remedies; None if it has
-    none. write: exports a plan from these expressions. text: returns an exported plan as the content of a file. takes:
-    the layers that the library quantizes. package: the library, if the export consists of its objects. experts: names
-    the projections of experts as the library does.
+    file: name of an exported file. express: returns the library's object or text that stands for a scheme without
+    remedies; None if it has none. write: returns the library's object for a whole plan, whose schemes are expressed.
+    text: returns that object as the content of a file. layer_types: the layers that the library quantizes. package: the
+    library, if the export consists of its objects. experts: returns the plan with the projections of experts under the
+    library's names.
     """
 
     file: str
-    says: Callable[[Scheme], object | None]
+    express: Callable[[Scheme], object | None]
     write: Callable[[Assigned], object]
     text: Callable[[object], str]
-    takes: tuple[type[nn.Module], ...] = (nn.Linear, Conv1D)
+    layer_types: tuple[type[nn.Module], ...] = (nn.Linear, Conv1D)
     package: str | None = None
     experts: Callable[[Assigned], Assigned] = lambda assigned: assigned
 
@@ -90,7 +91,7 @@ EXPORTS = {
         compressed_tensors.arguments_of,
         compressed_tensors.compressed_tensors_config,
         _as_json,
-        takes=(nn.Linear,),
+        layer_types=(nn.Linear,),
         experts=compressed_tensors.experts_apart,
     ),
     "llm-compressor": Export(
@@ -98,7 +99,7 @@ EXPORTS = {
         compressed_tensors.arguments_of,
         compressed_tensors.recipe_of,
         partial(yaml.safe_dump, sort_keys=False, width=120),
-        takes=(nn.Linear,),
+        layer_types=(nn.Linear,),
         experts=compressed_tensors.experts_apart,
     ),
     "torchao": Export(
@@ -106,7 +107,7 @@ EXPORTS = {
         torchao.torchao_config,
         torchao.by_name,
         torchao.as_json,
-        takes=(nn.Linear,),
+        layer_types=(nn.Linear,),
         package="torchao",
         experts=torchao.stacked,
     ),
@@ -141,10 +142,10 @@ def export(plan: Plan, format: str, model: PreTrainedModel) -> Any:
         raise UserError(f"format '{format}' needs the library {target.package}; expected it installed: pip install it")
     for part in parts:
         check_plain(part)
-        if not isinstance(part.module, target.takes):
+        if not isinstance(part.module, target.layer_types):
             raise UserError(
                 f"'{part.path}' is a {type(part.module).__name__}, and '{format}' quantizes "
-                f"{' and '.join(kind.__name__ for kind in target.takes)} alone; expected another format or model"
+                f"{' and '.join(kind.__name__ for kind in target.layer_types)} alone; expected another format or model"
             )
     assigned = target.experts(_assigned(plan, format, model, parts))
     if not assigned.groups:
@@ -160,26 +161,26 @@ def export_text(plan: Plan, format: str, model: PreTrainedModel) -> str:
 
 def _assigned(plan: Plan, format: str, model: PreTrainedModel, parts: list[Projection]) -> Assigned:
     scheme = get_scheme(plan.scheme)
-    others = check_instead(model, scheme, set(plan.exact), plan.instead)
+    schemes = resolve_instead(model, scheme, set(plan.exact), plan.instead)
     exact: list[Projection] = []
     groups: dict[Scheme, list[Projection]] = {scheme: []}
     for part in parts:
-        part_scheme = others.get(part.path, scheme)
+        part_scheme = schemes.get(part.path, scheme)
         kept = part.path in plan.exact or not part_scheme.quantizes
         (exact if kept else groups.setdefault(part_scheme, [])).append(part)
-    return Assigned(model, [(_words(scheme, format), group) for scheme, group in groups.items() if group], exact)
+    return Assigned(model, [(_expression(scheme, format), group) for scheme, group in groups.items() if group], exact)
 
 
-def _words(scheme: Scheme, format: str) -> object:
+def _expression(scheme: Scheme, format: str) -> object:
     """Return the format's expression of a scheme; raise UserError if there is none, because a substitute would be
     another plan."""
-    says = EXPORTS[format].says
-    words = None if scheme.remedies else says(scheme)  # no library knows our remedies
-    if words is None:
-        grouped = filter(None, [in_groups(f"{name}-{IN_GROUPS}") for name in SCHEMES])
-        known = [other.name for other in [*SCHEMES.values(), *grouped] if other.quantizes and says(other) is not None]
+    express = EXPORTS[format].express
+    expression = None if scheme.remedies else express(scheme)  # no library knows our remedies
+    if expression is None:
+        grouped = filter(None, [parse_grouped(f"{name}-{IN_GROUPS}") for name in SCHEMES])
+        known = [one.name for one in [*SCHEMES.values(), *grouped] if one.quantizes and express(one) is not None]
         raise UserError(
             f"'{format}' cannot express scheme '{scheme.name}' ({scheme.description}); expected one that it can "
             f"express: {', '.join(known)}"
         )
-    return words
+    return expression

@@ -37,7 +37,7 @@ class RemedyNumber(NamedTuple):
     example: float | None = None
 
 
-def _no_projection(scheme: object) -> bool:  # a function, because custom remedies are pickled
+def _quantizes_no_projection(scheme: object) -> bool:  # a function, because custom remedies are pickled
     return not scheme.quantizes_projections
 
 
@@ -63,7 +63,7 @@ class RemedyKind:
     places: tuple[str, ...] = QUANTIZED
     needs: tuple[str, ...] = ()
     calibrated: bool = False
-    refuses: tuple[tuple[str, Callable], ...] = (("where no operand is quantized", _no_projection),)
+    refuses: tuple[tuple[str, Callable], ...] = (("where no operand is quantized", _quantizes_no_projection),)
     learns: bool = False
     name: str = ""
     around: Callable | str | None = None
@@ -141,7 +141,7 @@ REMEDIES: dict[str, RemedyKind] = {
     "reorder": Transform(_by_magnitude, *_SORTED, calibrated=True, by_feature=True),
     "rotation": Transform(
         _IN + "rotation:fit",
-        *2 * (_IN + "rotation:turn",),
+        *2 * (_IN + "rotation:multiply",),
         calibrated=True,
         number=RemedyNumber("a number of steps: a whole number from 0 on", lambda steps: steps >= 0 == steps % 1, 32),
         learns=True,
@@ -206,8 +206,8 @@ _find = cache(find)
 class Remedy(NamedTuple):
     """A remedy of a scheme, written `NAME[=NUMBER][@ROLE/ROLE]`.
 
-    number: None if it has none, or `SEARCH`. roles: the roles of inputs of projections, or other places of its kind, to
-    which it is restricted; empty for all. own: the definition of a custom remedy, which is in no table.
+    number: None if it has none, or `SEARCH`. roles: those of `RemedyKind.places`, such as the roles of inputs of
+    projections, to which it is restricted; empty for all. own: the definition of a custom remedy, which is in no table.
     """
 
     name: str

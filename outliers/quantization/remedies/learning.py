@@ -15,7 +15,7 @@ from outliers.models.anatomy import family_of, head_size, layers_of, projections
 from outliers.models.anatomy.row import config_of_stack
 from outliers.models.stream import is_streamed
 from outliers.quantization.convert import quantize
-from outliers.quantization.linear import QuantizedLinear, around, in_float32, transform_input
+from outliers.quantization.linear import QuantizedLinear, combine_products, in_float32, transform_input
 from outliers.quantization.magnitudes import Calibration
 from outliers.quantization.remedies.hadamard import random_rotation, rotate
 from outliers.quantization.remedies.rotation import SEED
@@ -91,22 +91,22 @@ def _learned(
     with torch.inference_mode(False), torch.enable_grad():
         changed = quantize(model, replace(scheme.learning, name=scheme.name), calibration=started)
         changed.eval().requires_grad_(False)
-        now: dict[object, torch.Tensor] = {}
+        current: dict[object, torch.Tensor] = {}
         for projection in projections(changed):
             if isinstance(projection.module, QuantizedLinear):
                 layer, key = projection.module, _key(projection.layer, projection.role)
                 fitted, layer.made = layer.operand.fitted, None  # codes are recomputed in each step
-                layer.forward = partial(_project, layer, fitted, now, key)
+                layer.forward = partial(_project, layer, fitted, current, key)
         exact = {key: matrix.double() for key, matrix in matrices.items()}
         blocks, generator = calibration.blocks.clone().to(model.device), torch.Generator().manual_seed(SEED)
         epochs = [torch.randperm(len(blocks), generator=generator) for _ in range(-(-steps // len(blocks)))]
         for step in over(range(steps), "learning a rotation"):
             block = blocks[torch.cat(epochs)[step], None]
-            now |= {key: matrix.to(model.device, torch.float32).requires_grad_() for key, matrix in exact.items()}
+            current |= {key: matrix.to(model.device, torch.float32).requires_grad_() for key, matrix in exact.items()}
             loss = changed(block, labels=block, use_cache=False).loss
             if not loss.isfinite():
                 raise UserError(f"the loss under '{scheme.name}' is {loss:g} on calibration text; expected a number")
-            gradients = torch.autograd.grad(loss, [now[key] for key in exact])
+            gradients = torch.autograd.grad(loss, [current[key] for key in exact])
             angle = ANGLE * (1 - step / steps)
             turned = zip(exact.items(), gradients, strict=True)
             exact = {key: cayley_step(matrix, gradient.double().cpu(), angle) for (key, matrix), gradient in turned}
@@ -128,15 +128,16 @@ def cayley_step(matrix: torch.Tensor, gradient: torch.Tensor, angle: float) -> t
 
 
 def _project(
-    layer: QuantizedLinear, fitted: tuple, now: dict, key: object, hidden_states: torch.Tensor
+    layer: QuantizedLinear, fitted: tuple, current: dict, key: object, hidden_states: torch.Tensor
 ) -> torch.Tensor:
     """Compute the output of a layer under its scheme with the current matrices, differentiably.
 
-    Intermediate results are recomputed in the backward pass, to save memory.
+    fitted: see `Operand`. current: the learned matrices, by `_key`. key: that of the layer. Intermediate results are
+    recomputed in the backward pass, to save memory.
     """
-    product = partial(checkpoint, partial(_product, layer, fitted, now.get(key)), use_reentrant=False)
+    product = partial(checkpoint, partial(_product, layer, fitted, current.get(key)), use_reentrant=False)
     exact = partial(torch.nn.functional.linear, weight=layer.weight, bias=layer.projection.bias)
-    outputs = around(layer.here, hidden_states.flatten(0, -2), exact, product)
+    outputs = combine_products(layer.here, hidden_states.flatten(0, -2), exact, product)
     return outputs.to(hidden_states.dtype).view(*hidden_states.shape[:-1], -1)
 
 

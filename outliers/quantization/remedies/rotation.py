@@ -17,13 +17,13 @@ SEED = 0  # of the matrices that learning starts from
 def fit(weight: torch.Tensor, magnitudes: InputSummary, _steps: float) -> torch.Tensor:
     """Return the learned matrix (size, size) of an input, where size is its features or a head's; or the parts of a
     Hadamard matrix if nothing was learned."""
-    made = random_rotation(weight, SEED)
-    return made if magnitudes.learned is None else magnitudes.learned.to(made)
+    fitted = random_rotation(weight, SEED)
+    return fitted if magnitudes.learned is None else magnitudes.learned.to(fitted)
 
 
-def turn(matrix: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-    """Multiply rows (rows, features) by a matrix, in chunks of its size; the same function serves both operands, see
-    `rotate`."""
-    if made.ndim == 1:
-        return rotate(matrix, made)
-    return (matrix.to(made.dtype).unflatten(1, (-1, len(made))) @ made).flatten(1)
+def multiply(matrix: torch.Tensor, fitted: torch.Tensor) -> torch.Tensor:
+    """Multiply rows (rows, features) by the fitted matrix, in chunks of its size; the same function serves both
+    operands, see `rotate`."""
+    if fitted.ndim == 1:
+        return rotate(matrix, fitted)
+    return (matrix.to(fitted.dtype).unflatten(1, (-1, len(fitted))) @ fitted).flatten(1)
