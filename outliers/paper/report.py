@@ -208,7 +208,7 @@ def shown_section(experiment: Experiment, folder: Path, rows: list[dict], reason
     title = section.title
     if not title.startswith(artefact.label):
         title = f"{artefact.label}: {title[0].lower()}{title[1:]}" if rows else artefact.label
-    printed = [section.printed, *not_run, *(table.printed for table in comparisons if not table.folded)]
+    printed = [section.text, *not_run, *(table.printed for table in comparisons if not table.folded)]
     return section._replace(
         title=title,
         tables=[*section.tables, *comparisons],

@@ -99,13 +99,14 @@ class Finding(NamedTuple):
 class Section(NamedTuple):
     """The tables, figures and words of one measurement.
 
-    printed: shown on a terminal below the findings. notes: paragraphs of the page. further: tables that only become
-    files, by name. findings: the most telling first, at most `FINDINGS`. files: further texts, by file name.
+    printed: shown on a terminal below the findings, by default tables and notes. notes: paragraphs of the page.
+    further: tables that only become files, by name. findings: the most telling first, at most `FINDINGS`. files:
+    further texts, by file name.
     """
 
     title: str
     rows: list[dict]
-    printed: str = ""
+    printed: str | None = None
     tables: Sequence[Table] = ()
     drawings: Sequence[Drawing] = ()
     notes: Sequence[str] = ()
@@ -119,7 +120,12 @@ class Section(NamedTuple):
         findings = (
             wrapped(f"• {finding.text}", subsequent_indent="  ", break_on_hyphens=False) for finding in self.findings
         )
-        return "\n\n".join(filter(None, ["\n".join(findings), measured_on(self.rows), self.printed]))
+        return "\n\n".join(filter(None, ["\n".join(findings), measured_on(self.rows), self.text]))
+
+    @property
+    def text(self) -> str:
+        """What a terminal shows below the findings."""
+        return printed(self.tables, self.notes) if self.printed is None else self.printed
 
 
 def section_of(view: View, rows: list[dict], context: Context) -> Section:
@@ -133,14 +139,14 @@ def section_of(view: View, rows: list[dict], context: Context) -> Section:
     tables, text = [], section.printed
     for table in section.tables:
         tables.append(table.with_failed(rows))
-        text = text.replace(table.printed, tables[-1].printed)
+        text = text and text.replace(table.printed, tables[-1].printed)
     shown = {cell for table in tables for line in table.cells for cell in line}
     lost = (row for row in rows if is_beyond(row) and ("failed" in row or measured_cell("", row) not in shown))
     notes = failed_notes(lost, rows)
     whole = not any(map(is_beyond, rows))
     return section._replace(
         rows=rows,
-        printed="\n\n".join(filter(None, [text, *map(wrapped, notes)])),
+        printed=text and "\n\n".join([text, *map(wrapped, notes)]),
         tables=tables,
         notes=[*section.notes, *notes],
         findings=[finding for finding in section.findings if whole or not finding.of_every],
@@ -157,7 +163,7 @@ def left_to_compare(rows: list[dict]) -> list[dict]:
 def values_section(rows: list[dict]) -> Section:
     """List the values of rows, for views that compare each row with all others if one of them has no number."""
     table = values_table(rows, ["stack"])
-    return Section("Measurements", rows, table.printed, [table])
+    return Section("Measurements", rows, tables=[table])
 
 
 def printed(tables: Sequence[Table], notes: Sequence[str] = ()) -> str:
@@ -206,7 +212,7 @@ def _of_stack(section: Section, stack: str, findings: int) -> Section:
         return f"{STACKS[stack]}: {text}"
 
     return section._replace(
-        printed=f"{STACKS[stack]}\n\n{section.printed}",
+        printed=f"{STACKS[stack]}\n\n{section.text}",
         tables=[table._replace(name=f"{table.name}_{stack}", caption=label(table.caption)) for table in section.tables],
         drawings=[
             Drawing(f"{drawing.name}_{stack}", label(drawing.caption), drawing.figure) for drawing in section.drawings
@@ -230,5 +236,5 @@ def together(title: str, sections: Sequence[Section]) -> Section:
         return sections[0]
     lists = {name: [entry for section in sections for entry in getattr(section, name)] for name in JOINED}
     further = {name: frame for section in sections for name, frame in section.further.items()}
-    printed = "\n\n".join(filter(None, (section.printed for section in sections)))
-    return Section(title, sections[0].rows, printed, further=further, **lists)
+    text = "\n\n".join(filter(None, (section.text for section in sections)))
+    return Section(title, sections[0].rows, text, further=further, **lists)

@@ -14,7 +14,7 @@ from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import cost_axis, name_places, plot_costs
 from outliers.show.claims import NEXT, Claim, say
 from outliers.show.legends import SCATTER, explained, in_order, labelled_artists, variant_legend, variant_styles
-from outliers.show.section import NO_CONTEXT, Context, Drawing, Finding, Section, printed
+from outliers.show.section import NO_CONTEXT, Context, Drawing, Finding, Section
 from outliers.show.style import GREY, Panels, chosen, figure_function, panels_of
 from outliers.show.tables import FAILED, MISSING, Table, cell, scatter_note
 from outliers.show.value import RowsOrFrame, Value, comparable_rows, grouped, scattered_by, value_of
@@ -149,7 +149,7 @@ def attention_section(rows: list[dict], context: Context = NO_CONTEXT) -> Sectio
     tables = [attention_table(model, points, failed.get(model, [])) for model, points in by_model.items()]
     drawings = [Drawing.of("attention", CAPTION.format(scattered_by(rows)), attention_costs(rows))]
     findings = attention_findings(measured)
-    return Section("Attention in int8", rows, printed(tables, [note]), tables, drawings, [note], findings=findings)
+    return Section("Attention in int8", rows, None, tables, drawings, [note], findings=findings)
 
 
 def attention_table(model: str, points: list[AttentionPoint], failed: Sequence[dict]) -> Table:

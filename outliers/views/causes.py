@@ -14,7 +14,7 @@ from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import count_label, log_axis
 from outliers.show.claims import Claim, say
 from outliers.show.legends import entry, legend
-from outliers.show.section import Context, Drawing, Finding, Section, printed
+from outliers.show.section import Context, Drawing, Finding, Section
 from outliers.show.style import GREY, Panels, brief, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import Table, cell, seeds_note, with_interval
 from outliers.show.value import UNDER, RowsOrFrame, Value, comparable_rows, mean, ratio, value_of
@@ -180,7 +180,7 @@ def causes_section(rows: list[dict], _context: Context | None = None) -> Section
     findings = causes_findings(models, tables[0].name)
     further = {"trained": models}
     title = "Causes of outlier features"
-    return Section(title, rows, printed(tables, notes), tables, drawings, notes, further, findings)
+    return Section(title, rows, None, tables, drawings, notes, further, findings)
 
 
 def ends(rows: list[dict]) -> pd.DataFrame:

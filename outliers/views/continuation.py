@@ -32,7 +32,7 @@ def _of_model(rows: list[dict], number: int) -> Section:
     table = Table.of(f"continuations{ending}", caption, COLUMNS, data, names=("variant", "continuation"))
     others = data[data["variant"] != BASELINE].to_dict("records") if exact is not None else []
     findings = [Finding(_sentence(name, row, len(exact)), table.name) for row in others]
-    return Section(f"Continuations by {name}", rows, table.printed, [table], findings=findings)
+    return Section(f"Continuations by {name}", rows, tables=[table], findings=findings)
 
 
 def _shared(exact: list[int], other: list[int]) -> int:

@@ -17,7 +17,7 @@ from outliers.show.axes import log_axis
 from outliers.show.claims import Claim, say
 from outliers.show.explorer import Explorer, map_of, of_tables
 from outliers.show.maps import MOST_COLUMNS, Scale, map_on, number_above, pooled
-from outliers.show.section import Context, Drawing, Finding, Section, of_subjects, printed, subject_of, together
+from outliers.show.section import Context, Drawing, Finding, Section, of_subjects, subject_of, together
 from outliers.show.style import HEAT, Panels, chosen, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, scattered
 from outliers.show.value import RowsOrFrame, comparable_rows, grouped
@@ -184,7 +184,7 @@ def _section(rows: list[dict], ending: str) -> Section:
     drawings = [Drawing.of(f"key_map{ending}", MAP_CAPTION, key_map(rows))]
     findings = [finding._replace(at=f"{finding.at}{ending}") for finding in _findings(rows, channels, layers)]
     explorers = [keys_explorer(rows, subject)._replace(instead=drawings[0].name)]
-    return Section(f"{TITLE}{subject}", rows, printed(tables), tables, drawings, findings=findings, explorers=explorers)
+    return Section(f"{TITLE}{subject}", rows, None, tables, drawings, findings=findings, explorers=explorers)
 
 
 def _of(rows: list[dict], kind: str) -> pd.DataFrame:

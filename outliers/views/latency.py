@@ -28,7 +28,7 @@ def latency_section(rows: list[dict], _context: Context | None = None) -> Sectio
     """Show the timings of generation, or of encoding."""
     table = latency_table(rows)
     findings = latency_findings(latencies(rows))
-    return Section("Decoding latency", rows, table.printed, [table], findings=findings)
+    return Section("Decoding latency", rows, tables=[table], findings=findings)
 
 
 def latencies(rows: list[dict]) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from outliers.subjects.layer import layer_shape
 
 def linear_layer_section(rows: list[dict], _context: Context | None = None) -> Section:
     table, findings = speed_table(rows), speed_findings(times_of(rows))
-    return Section("Speed of the first feed-forward layer", rows, table.printed, [table], findings=findings)
+    return Section("Speed of the first feed-forward layer", rows, tables=[table], findings=findings)
 
 
 def speeds(rows: list[dict]) -> pd.DataFrame:

@@ -7,7 +7,7 @@ from outliers.models.names import short_name
 from outliers.quantization.schemes import BASELINE
 from outliers.runs.stages.super_weights import removals
 from outliers.show.claims import Claim, say, say_each
-from outliers.show.section import Finding, Section, printed
+from outliers.show.section import Finding, Section
 from outliers.show.tables import MISSING, OVER_TEXT, Table
 from outliers.show.value import value_of
 from outliers.show.words import percent
@@ -58,7 +58,7 @@ def massive_section(rows: list[dict]) -> Section:
         Table.of("sinks", HEADS_CAPTION, HEAD_COLUMNS, heads, heads.head(HEADS), names=0, folded=True),
     ]
     title = f"Massive activations and attention sinks of {short_name(rows[0]['model'])}"
-    return Section(title, rows, printed(tables), tables)
+    return Section(title, rows, tables=tables)
 
 
 def becomes_of(rows: list[dict]) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from outliers.config.fields import resolved
 from outliers.metrics.records import Metric
 from outliers.runs.rows import index
 from outliers.runs.run import records, rows_of
-from outliers.show.section import Context, Section, View, left_to_compare, printed, together
+from outliers.show.section import Context, Section, View, left_to_compare, together
 from outliers.show.tables import values_table
 from outliers.show.words import listed
 
@@ -48,5 +48,5 @@ def measured_section(rows: list[dict], context: Context) -> Section:
         table = table._replace(caption=f"{table.caption} {SEVERAL.format(listed(several))}")
     alone = len(sections) == len(views) == 1
     table = table._replace(folded=alone)
-    values = Section("Measurements", rows, printed([table]), [table], further={"values": pd.DataFrame(rows)})
+    values = Section("Measurements", rows, tables=[table], further={"values": pd.DataFrame(rows)})
     return together(sections[0].title if alone else "Measurements", [values, *sections])

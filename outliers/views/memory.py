@@ -7,7 +7,7 @@ import pandas as pd
 from outliers.metrics.records import BITS, GIB
 from outliers.models.names import known_configs, short_name
 from outliers.show.axes import count_label
-from outliers.show.section import Context, Finding, Section, printed
+from outliers.show.section import Context, Finding, Section
 from outliers.show.tables import Table, scattered
 from outliers.show.value import grouped
 from outliers.show.words import count, part
@@ -22,7 +22,7 @@ LOADED = {"loaded 16": "16-bit as loaded", "loaded 8": "8-bit as loaded"}
 def memory_section(rows: list[dict], _context: Context | None = None) -> Section:
     tables = [table for table in (largest_table(rows), footprints_table(rows)) if table]
     findings = memory_findings(largest(rows), footprints(rows))
-    return Section("Memory at inference", rows, printed(tables), tables, findings=findings)
+    return Section("Memory at inference", rows, tables=tables, findings=findings)
 
 
 def largest(rows: list[dict]) -> pd.DataFrame:

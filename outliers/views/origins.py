@@ -29,7 +29,6 @@ from outliers.show.section import (
     Finding,
     Section,
     of_subjects,
-    printed,
     subject_of,
     together,
 )
@@ -389,7 +388,7 @@ def origins_section(rows: list[dict], _context: Context | None = None) -> Sectio
     if len(sections) == 1:
         return sections[0]
     table = comparison_table(rows)
-    several = Section("", rows, table.printed, [table])
+    several = Section("", rows, tables=[table])
     return together("Origins of features", [several, *(other._replace(printed="", findings=()) for other in sections)])
 
 
@@ -453,8 +452,8 @@ def _section(rows: list[dict], ending: str, every: list[dict]) -> Section:
     subject = subject_of(rows[0])
     further = {f"states{ending}": _columns(states)}
     explorer = origins_explorer(frame, subject, read)._replace(instead=drawings[0].name)
-    title, text = f"Origins of features of {subject}", printed(tables)
-    return Section(title, rows, text, tables, drawings, [], further, findings, [explorer])
+    title = f"Origins of features of {subject}"
+    return Section(title, rows, None, tables, drawings, [], further, findings, [explorer])
 
 
 def _listed_terms(row: Mapping) -> str:

@@ -169,7 +169,7 @@ def _classes(rows: list[dict]) -> Section:
     )
     headers = ["model", "variant", *(OF_PICTURES[metric][0] for metric in columns)]
     table = Table("classes", caption, headers, lines, frame.drop(columns="cell"), names=2)
-    return Section("Classification of pictures by scheme", rows, table.printed, [table])
+    return Section("Classification of pictures by scheme", rows, tables=[table])
 
 
 def _perplexities(rows: list[dict]) -> Section:
@@ -275,11 +275,15 @@ def cost_table(rows: list[dict]) -> list[Table]:
     baseline = BASELINE if dtype == "float32" else f"{dtype} without quantization"
     caption = f"Increase of perplexity over {baseline} under each scheme, in per cent."
     of_cells = {(row["model"], row["variant"]): row for row in measured}
-    models = {row["model"] for row in measured}
+    lost = {row["model"] for row in rows if row["variant"] == BASELINE and "failed" in row}
+    models = {row["model"] for row in measured} | lost
     cells = []
     for row in [row for row in rows if row["model"] in models and row["variant"] != BASELINE]:
         known = of_cells.get((row["model"], row["variant"]))
-        cost = cell("+.2f", *known["cost"].shown, unit=100) if known else measured_cell("", row).partition(" (")[0]
+        if known:
+            cost = cell("+.2f", *known["cost"].shown, unit=100)
+        else:
+            cost = FAILED if row["model"] in lost else measured_cell("", row).partition(" (")[0]
         cells.append(row | {"value": 100 * known["cost"].mean if known else math.nan, "cell": cost})
     return [_with_labels("table1_increase", caption, "Increase (%)", cells)]
 

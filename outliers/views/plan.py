@@ -13,7 +13,7 @@ from outliers.quantization.plans.plan import Plan
 from outliers.runs.stages.plan import CANDIDATES, CONFIRM, CostAlone, exports_of, perplexities_without_each, plan_of
 from outliers.show.axes import cost_axis
 from outliers.show.claims import Claim, say
-from outliers.show.section import Context, Drawing, Finding, Section, printed, values_section
+from outliers.show.section import Context, Drawing, Finding, Section, values_section
 from outliers.show.style import color_of, figure_function, panels_of
 from outliers.show.tables import Table, scatter_note, scattered
 from outliers.show.value import RowsOrFrame, comparable_rows, exact, scattered_by, value_of
@@ -159,7 +159,7 @@ def plan_rows_section(rows: list[dict], context: Context) -> Section:
     files = {FILE: plan.text} | exports_of(experiment.export, plan, experiment.revision)
     section = plan_section(rows, plan, files, experiment.by)
     note = f"The plan is {folder / FILE}: python -m outliers.measure {experiment.model} --variant @{folder / FILE}"
-    return section._replace(printed=f"{section.printed}\n\n{note}", notes=[*section.notes, f"{note}."])
+    return section._replace(printed=f"{section.text}\n\n{note}", notes=[*section.notes, f"{note}."])
 
 
 def plan_section(rows: list[dict], plan: Plan, files: dict[str, str], by: str = "count") -> Section:
@@ -178,7 +178,7 @@ def plan_section(rows: list[dict], plan: Plan, files: dict[str, str], by: str = 
     drawing = Drawing.of("plan", CURVE.format(scheme=plan.scheme, scatter=scatter), curve)
     title = f"A plan for {short_name(plan.model)} under {plan.scheme}"
     findings = _findings(points, plan, scatter)
-    return Section(title, rows, printed(tables, notes), tables, [drawing], notes, findings=findings, files=files)
+    return Section(title, rows, None, tables, [drawing], notes, findings=findings, files=files)
 
 
 def _chosen(rows: list[dict], plan: Plan) -> Table:

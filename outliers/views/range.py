@@ -51,7 +51,7 @@ def _section(rows: list[dict], ending: str) -> Section:
     table = Table.of(f"range{ending}", caption, COLUMNS, data, largest, names=("", "role", "beyond"))
     subject = subject_of(rows[0])
     findings = [Finding(f"{subject}: {sentence}", table.name) for sentence in _sentences(largest)]
-    return Section(f"Range of {subject}", rows, table.printed, [table], findings=findings)
+    return Section(f"Range of {subject}", rows, tables=[table], findings=findings)
 
 
 def _sentences(largest: pd.DataFrame) -> list[str]:

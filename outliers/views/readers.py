@@ -9,7 +9,7 @@ import pandas as pd
 from outliers.models.names import short_name
 from outliers.runs.stages.readers import readings
 from outliers.show.claims import Claim, say
-from outliers.show.section import Finding, Section, printed
+from outliers.show.section import Finding, Section
 from outliers.show.tables import MISSING, OVER_TEXT, Table, cell, scattered
 from outliers.show.value import exact, value_of
 from outliers.show.words import percent
@@ -77,7 +77,7 @@ def readers_section(rows: list[dict]) -> Section:
     if len(heads):
         tables.append(Table.of("heads", HEADS_CAPTION, HEAD_COLUMNS, heads, names=2))
     title = f"Readers of features of {short_name(rows[0]['model'])}"
-    return Section(title, rows, printed(tables), tables)
+    return Section(title, rows, tables=tables)
 
 
 def summary_of(table: pd.DataFrame) -> pd.DataFrame:

@@ -27,7 +27,7 @@ from outliers.quantization.schemes import Scheme, get_scheme
 from outliers.show.axes import cost_axis, increase_axis, label_right, name_places, plot_costs
 from outliers.show.claims import NEXT, Claim, say
 from outliers.show.legends import SCATTER, entry, explained, labelled_artists, legend
-from outliers.show.section import Context, Drawing, Finding, Section, printed
+from outliers.show.section import Context, Drawing, Finding, Section
 from outliers.show.style import COLORS, GREY, MARKERS, Panels, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell, scatter_note, values_table
 from outliers.show.value import RowsOrFrame, Value, comparable_rows, exact, grouped, scattered_by, value_of
@@ -415,7 +415,7 @@ def remedies_section(rows: list[dict], _context: Context | None = None) -> Secti
     if others := [row for row in rows if not _has_format(row)]:
         tables.append(values_table(others))
     findings = remedies_findings(measured)
-    return Section("Remedies", rows, printed(tables, [note]), tables, drawings, [note], findings=findings)
+    return Section("Remedies", rows, None, tables, drawings, [note], findings=findings)
 
 
 def _has_format(row: dict) -> bool:

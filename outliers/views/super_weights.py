@@ -10,7 +10,7 @@ from outliers.runs.stages.super_weights import BESIDE, cost_table
 from outliers.show.axes import cost_axis, name_places
 from outliers.show.claims import Claim, say, say_each
 from outliers.show.legends import legend
-from outliers.show.section import Drawing, Finding, Section, printed
+from outliers.show.section import Drawing, Finding, Section
 from outliers.show.style import color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, OVER_TEXT, Table
 from outliers.show.value import Value
@@ -109,7 +109,7 @@ def super_weights_section(rows: list[dict]) -> Section:
     drawings = [Drawing.of("super_weights", DRAWING_CAPTION, weight_costs(costs))]
     title = f"Super weights of {short_name(rows[0]['model'])}"
     further = {"super_weights_costs": _numbers(costs)}
-    return Section(title, rows, printed(tables), tables, drawings, further=further)
+    return Section(title, rows, None, tables, drawings, further=further)
 
 
 def _numbers(costs: pd.DataFrame) -> pd.DataFrame:

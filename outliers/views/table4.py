@@ -76,7 +76,7 @@ def families_section(rows: list[dict], _context: Context | None = None) -> Secti
     """Show Table 4 of models whose perplexities are not comparable, and therefore without fits or figures."""
     table = emergence_table(rows)
     findings = emergence_findings(distinct_models(rows), {}, table.name)
-    return Section("Outlier features of other families", rows, table.printed, [table], findings=findings)
+    return Section("Outlier features of other families", rows, tables=[table], findings=findings)
 
 
 def panel_section(name: str, rows: list[dict], _context: Context | None = None) -> Section:

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from outliers.published.numbers import TABLE7, CellKey, numbers_of
-from outliers.show.section import Context, Section, printed
+from outliers.show.section import Context, Section
 from outliers.show.tables import MISSING, Table, seeds_note
 from outliers.views.causes import trained
 from outliers.views.training import (
@@ -48,7 +48,7 @@ def _section(
 ) -> Section:
     ends, notes = settings(rows), [seeds_note(trained(rows))]
     tables = [int8_table(name, caption, ends, published)]
-    return Section(title, rows, printed(tables, notes), tables, notes=notes, findings=int8_findings(ends, name))
+    return Section(title, rows, tables=tables, notes=notes, findings=int8_findings(ends, name))
 
 
 def table9_section(rows: list[dict], _context: Context | None = None) -> Section:
@@ -63,4 +63,4 @@ def table9_section(rows: list[dict], _context: Context | None = None) -> Section
     caption = METHODS_CAPTION.format(", ".join(dict.fromkeys(setting.model for setting in ours.values())))
     tables = [Table("table9", caption, ["Method", *HEADERS[:2]], cells, pd.DataFrame(data))]
     notes = [seeds_note(trained(rows))]
-    return Section("Fine-tuning in int8, and other methods", rows, printed(tables, notes), tables, notes=notes)
+    return Section("Fine-tuning in int8, and other methods", rows, tables=tables, notes=notes)

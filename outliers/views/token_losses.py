@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from outliers.models.names import short_name
 from outliers.show.legends import legend, variant_styles
-from outliers.show.section import Context, Drawing, Finding, Section, printed, together
+from outliers.show.section import Context, Drawing, Finding, Section, together
 from outliers.show.style import figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell, scattered
 from outliers.show.value import DEVIATIONS, RowsOrFrame, comparable_rows, exact, grouped, scattered_by, value_of
@@ -99,7 +99,7 @@ def _of_model(model: str, rows: list[dict]) -> Section:
         if totals[variant]["value"]:
             tables += [_table(f"{ending}_{number}", name, variant, group, *shown) for shown in TABLES]
     drawing = Drawing.of(f"loss_by_position_{ending}", f"{name}: {BY_POSITION}", loss_by_position(rows))
-    return Section(TITLE, rows, printed(tables), tables, [drawing], findings=findings)
+    return Section(TITLE, rows, None, tables, [drawing], findings=findings)
 
 
 def _summary(variant: str, rows: list[dict]) -> dict:

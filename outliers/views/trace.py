@@ -36,7 +36,7 @@ from outliers.show.legends import legend
 from outliers.show.maps import FAINTEST, Scale, map_on, number_above
 from outliers.show.section import Context, Drawing, Finding, Section, by_stack
 from outliers.show.style import GREY, HEAT, SEQUENTIAL, Panels, chosen, color_of, figure_function, panels_of
-from outliers.show.tables import MISSING, Table, wrapped
+from outliers.show.tables import MISSING, Table
 from outliers.show.words import TokenNamer, amount, ranges
 from outliers.views.emergence import emergence_table, metric_of
 from outliers.views.range import beyond_float16, place_of
@@ -325,14 +325,13 @@ def traced_section(trace: "Trace", rows: list[dict], names: TokenNamer, excerpt:
         if len(layers := trace.layers_with(role)) < trace.layers:
             only = f"layer {layers[0]}" if len(layers) == 1 else f"layers {ranges(layers)}"
             notes.append(f"Only {only} of {trace.layers} have the role {role}.")
-    texts = [table.printed for table in tables]
     captions = CAPTIONS | (PATCHES if _is_of_pictures(trace) else {})
     drawings = [Drawing.of(draw.__name__, caption, draw(trace)) for draw, caption in captions.items()]
     findings = trace_findings(trace, {metric_of(row): row["value"] for row in whole}, names)
     return Section(
         f"Outlier features of {short_name(rows[0]['model'])}",
         rows,
-        "\n\n".join([*texts, *map(wrapped, notes)]),
+        None,
         tables,
         drawings,
         notes,

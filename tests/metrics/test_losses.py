@@ -112,12 +112,12 @@ def test_mask_seeds_have_bytes_of_their_own(tmp_path):
 def test_tables_show_bits_where_rows_have_them(tmp_path):
     rows = run(Sweep(**SMALL, schemes=["fp32", "absmax"]), tmp_path)
     section = perplexity_section(rows)
-    assert "bits per byte" in section.printed and "Bits per byte compare across models" in section.printed
+    assert "bits per byte" in section.text and "Bits per byte compare across models" in section.text
     assert [table.name for table in section.tables] == ["table1", "table1_bits", "table1_increase"]
     assert bits_table(rows)[0].cells[0][1] == f"{rows[0]['bits_per_byte']:.4f}"
     before = [{name: value for name, value in row.items() if name not in ("bits_per_byte", "bytes")} for row in rows]
     assert [table.name for table in perplexity_section(before).tables] == ["table1", "table1_increase"]
-    assert "byte" not in perplexity_section(before).printed
+    assert "byte" not in perplexity_section(before).text
     assert bits_table([before[0], rows[1]])[0].cells[0][0] == "absmax", "rows without it are left out"
     traced = {"model": MODEL, "metric": "count", "value": 1.0, "parameters": 1}
     assert "Bits/byte" in emergence_table([traced, rows[0]]).headers
@@ -300,7 +300,7 @@ def test_a_page_of_losses_of_tokens(tmp_path):
         for draws in (1, 3)
     )
     sections = [show(spec, tmp_path, run(spec, tmp_path)) for spec in (single, drawn)]
-    assert not sections[0].findings and "carry half" in sections[0].printed
+    assert not sections[0].findings and "carry half" in sections[0].text
     rows = run(drawn, tmp_path)
     (half,) = (row["value"] for row in parts_of(rows, "carriers") if row["share"] == 0.5)
     text = sections[1].findings[0].text
@@ -317,7 +317,7 @@ def test_parts_of_an_increase_within_its_scatter_are_no_shares_of_it(deviation, 
     kinds = {"total": {}, "carriers": {"share": 0.5}, "type": {"type": "digit"}}
     rows = [row | {"metric": f"token_losses.{kind}"} | fields for kind, fields in kinds.items()]
     section = token_losses_section(rows)
-    assert (section.printed.count("100.0%"), bool(section.findings)) == (1 + shared, shared)
+    assert (section.text.count("100.0%"), bool(section.findings)) == (1 + shared, shared)
 
 
 def test_pictures_have_no_losses_of_tokens(tmp_path):

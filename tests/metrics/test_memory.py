@@ -310,7 +310,7 @@ def test_largest_of_all_is_named_beside_the_papers(table3_rows, monkeypatch):
     assert table.loc[12, "16-bit, any"] == "BLOOM-3B"
     assert table[["16-bit, any", "8-bit, any"]].count().sum() == 1
     assert table.loc[80, "owner"] == "Enterprise"
-    assert "GPT-2 XL 1.5B (BLOOM-3B)" in memory_section(table3_rows).printed
+    assert "GPT-2 XL 1.5B (BLOOM-3B)" in memory_section(table3_rows).text
 
 
 @of_table_3

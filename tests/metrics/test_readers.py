@@ -230,7 +230,7 @@ def test_the_sentences_on_a_feature_stand_together(pocket):
     numbers = [re.search(r"[Ff]eature (\d+)", finding.text)[1] for finding in section.findings]
     assert Counter(numbers).keys() == {"3", "5"} and sorted(numbers) == numbers
     of_writers = [row for row in rows if "where" not in row]
-    assert account_section(of_writers).printed == origins_section(rows).printed
+    assert account_section(of_writers).text == origins_section(rows).text
 
 
 def test_writers_alone_of_given_features_need_no_trace(tmp_path):

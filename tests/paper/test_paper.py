@@ -154,7 +154,7 @@ def test_values_published_elsewhere_stand_beside_table4():
     ]
     section = table4_section(rows)
     assert [table.name for table in section.tables] == ["table4", "elsewhere"]
-    assert "Attention-Sink" not in section.printed
+    assert "Attention-Sink" not in section.text
     assert any("138, 378 and 447" in cell for row in section.tables[1].cells for cell in row)
     assert [table.name for table in table4_section(rows[-len(values) :]).tables] == ["table4"]
 

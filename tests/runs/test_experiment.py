@@ -49,12 +49,12 @@ def test_what_a_broken_model_loses_is_said_and_what_is_finished_stays(tmp_path):
     assert beyond["value"] == pytest.approx(loss, rel=1e-5)
     assert sweep(spec, tmp_path / "out") == rows, "it is finished"
     shown = show(spec, tmp_path / "out", rows)
-    assert f"> 1e308 ({beyond['value']:.2f} nats)" in shown.printed
+    assert f"> 1e308 ({beyond['value']:.2f} nats)" in shown.text
     assert f"is larger than any number: the loss is {loss:,.0f} nats a token." in shown.findings[0].text
     ablation = Ablation(model=models[1], features=[3], block=32, blocks=1)
     rows = run(ablation, tmp_path / "ablated")
     assert {"top1_softmax", "log_perplexity"} <= {row["metric"] for row in rows} and "failed" not in rows[0]
-    assert "> 1e308" in show(ablation, tmp_path / "ablated", rows).printed
+    assert "> 1e308" in show(ablation, tmp_path / "ablated", rows).text
 
 
 @pytest.mark.parametrize(

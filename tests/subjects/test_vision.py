@@ -237,7 +237,7 @@ def test_sweep_with_and_without_classes(saved):
         rows = run(spec, out=saved / f"sweep-{text}")
         found[text] = {(row["metric"], row["scheme"]): row["value"] for row in rows}
         assert all(row["protocol"] == "pictures" for row in rows)
-        assert re.search("top-1", show(spec, saved / f"sweep-{text}", rows).printed)
+        assert re.search("top-1", show(spec, saved / f"sweep-{text}", rows).text)
     by_class, without = found["pictures"], found["flat"]
     assert by_class["accuracy.loss", "absmax"] == pytest.approx(math.log(by_class["perplexity", "absmax"]))
     model, config = outliers.load_model(name), load_config(name)
