@@ -33,7 +33,7 @@ docs: $(VENV)/installed-dev
 # clusters, notebooks, the site, releases, other programs, the commands of all pages and the longest tests are in
 # test-nightly, and also in test-all and docs where a file that they test changed after a commit: `make test-all
 # SINCE=origin/main`, as in CI. ROOM=metrics runs the tests of one room, the folder of that name in tests. A worker takes
-# the next file, the longest first; what changed goes before. What views say is kept in tests/views/kept: with --keep-views
+# the next file, the longest first; what changed goes before. Tests that need no torch run first, by themselves. What views say is kept in tests/views/kept: with --keep-views
 # tests write it anew, to be read as a diff.
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
 	--durations 10 --durations-min 1
@@ -42,7 +42,8 @@ test-all docs: TIER = $(if $(SINCE),--since $(SINCE),-m "not nightly")
 test-nightly: TIER = -m nightly
 test test-all test-nightly: $(VENV)/installed-dev
 	@$(MODEL)
-	$(PYTEST) $(TIER) $(if $(ROOM),$(addprefix tests/,$(ROOM)),$(if $(filter test-nightly,$@),,--ignore tests/pages))
+	$(if $(ROOM)$(filter test-nightly,$@),,$(PYTEST) $(TIER) --torch no)
+	$(PYTEST) $(TIER) $(if $(ROOM),$(addprefix tests/,$(ROOM)),$(if $(filter test-nightly,$@),,--torch yes --ignore tests/pages))
 
 # On a machine with an NVIDIA GPU: what has not run on one yet, and one file to send back.
 gpu: $(VENV)/installed-dev

@@ -132,6 +132,8 @@ VARIANTS = {
 SLOW_SECONDS = 0.3
 SLOW = {*read("tests/slow.txt").splitlines()}
 SECONDS = {file: float(time) for file, time in map(str.split, read("tests/seconds.txt").splitlines())}
+# Tests that need no torch, as pytest --torch no --keep-times found: `make` runs them first, and without it.
+TORCHLESS = {*read("tests/torchless.txt").splitlines()}
 # Those that differ the most: Conv1D and learned positions; gated layers, rotary positions and few heads of keys; a
 # parallel block with one head of keys; norms after the layers; experts, windows and sinks.
 FIVE = ("gpt2", "llama", "falcon", "opt-350m", "gpt-oss")
@@ -319,7 +321,12 @@ def lasting(rows: list[dict]) -> list[dict]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--since", metavar="COMMIT", help="of nightly tests those alone whose files changed since then")
-    parser.addoption("--keep-times", action="store_true", help="write tests/slow.txt and tests/seconds.txt")
+    parser.addoption(
+        "--torch", choices=["yes", "no"], help="only tests that need torch, or that need none and get none"
+    )
+    parser.addoption(
+        "--keep-times", action="store_true", help="write slow.txt and seconds.txt; torchless.txt with --torch no"
+    )
     parser.addoption("--keep-views", action="store_true", help="write what views show into tests/views/kept")
 
 
@@ -336,16 +343,40 @@ def as_kept(request) -> Callable[[str, str], None]:
     return check
 
 
+class TorchError(BaseException):
+    """That a test needs torch which runs without it: nothing that it tests catches this."""
+
+
+class NoTorch:
+    """Refuses torch to tests that run before it comes."""
+
+    def find_spec(self, name: str, path=None, target=None) -> None:
+        if name == "torch":
+            raise TorchError("a test of tests/torchless.txt imports torch; import it later, or take the test off there")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("torch") == "no":
+        sys.meta_path.insert(0, NoTorch())
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --torch no, do not import test files that need it."""
+    without = {ROOT / test.partition("::")[0] for test in TORCHLESS} if config.getoption("torch") == "no" else ()
+    return True if without and collection_path.is_file() and collection_path not in without else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark as slow what needs a browser or a real model or was found slow; drop nightly tests; order the rest."""
-    changed, left = changed_since(config.getoption("since")), []
+    changed, left, torch = changed_since(config.getoption("since")), [], config.getoption("torch")
     for item in items:
         needs = any(mark in (needs_chromium.mark, needs_smollm2.mark) for mark in item.iter_markers("skipif"))
         nightly = item.get_closest_marker("nightly")
         if needs or nightly or item.nodeid in SLOW:
             item.add_marker("slow")
-        if nightly and not changed((*nightly.args, item.location[0])):
+        elsewhere = torch and (item.nodeid in TORCHLESS) == (torch == "yes") and not config.getoption("keep_times")
+        if elsewhere or (nightly and not changed((*nightly.args, item.location[0]))):
             left.append(item)
     config.hook.pytest_deselected(items=left)
     items[:] = sorted((item for item in items if item not in left), key=turn(config.getoption("since")))
@@ -415,7 +446,8 @@ def pytest_testnodedown(node) -> None:  # a hook of xdist
 
 
 def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
-    """Print the time of imports; with --keep-times write which tests are slow and the seconds of each file."""
+    """Print the time of imports; with --keep-times write which tests are slow and the seconds of each file, or with
+    --torch no too which of them need no torch."""
     terminalreporter.write_line(f"imports and collection: {', '.join(f'{one:.1f} s' for one in COLLECTED if one)}")
     if not config.getoption("keep_times"):
         return
@@ -427,6 +459,8 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
     passed = {report.nodeid for report in terminalreporter.stats.get("passed", ())}
     slow = (SLOW - passed) | {test for test in passed if seconds[test] >= SLOW_SECONDS}
     kept = {"slow": sorted(slow), "seconds": [f"{file} {time:.0f}" for file, time in sorted(files.items())]}
+    if config.getoption("torch") == "no":
+        kept = {"torchless": sorted(passed)}
     for name, lines in kept.items():
         (ROOT / f"tests/{name}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 

@@ -5,6 +5,7 @@ soon with exit code 2 and one line, and leave nothing behind.
 """
 
 import gzip
+import importlib
 import itertools
 import json
 import os
@@ -17,8 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch
-from safetensors.torch import load_file
+from safetensors.numpy import load_file
 
 import outliers
 from outliers.app import commands, entry_of
@@ -27,7 +27,6 @@ from outliers.errors import UserError
 from outliers.models.names import POCKET
 from outliers.models.weight_files import INDEX, WEIGHTS
 from tests.conftest import answer_within
-from tests.small_models import alter_weights
 from tests.typed import call, refused
 
 SECONDS = 30  # for any answer; it takes a fraction of one, but the first of a process imports what it needs
@@ -134,13 +133,15 @@ def changed(change: Callable[[dict], object]) -> Callable[[Path], None]:
     """The small model, whose tensors were changed."""
 
     def make(folder: Path) -> None:
+        from tests.small_models import alter_weights
+
         configured()(folder)
         alter_weights(folder / "m", change)
 
     return make
 
 
-def replaced(name: str, like: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], None]:
+def replaced(name: str, like: Callable) -> Callable[[Path], None]:
     """The small model, of which a tensor is another one."""
     return changed(lambda tensors: tensors.update({name: like(tensors[name]).clone()}))
 
@@ -148,9 +149,19 @@ def replaced(name: str, like: Callable[[torch.Tensor], torch.Tensor]) -> Callabl
 EXPERT = "model.layers.2.block_sparse_moe.experts.7.w2.weight"  # a tensor of a small mixture, (64, 48)
 
 
-def of_mixture(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+def of_type(name: str) -> Callable:
+    return lambda tensor: tensor.to(getattr(importlib.import_module("torch"), name))
+
+
+def of_mixture(change: Callable[[dict], object]) -> Callable[[Path], None]:
     """A small mixture in the folder `m`, whose tensors were changed."""
-    return lambda folder: alter_weights(shutil.copytree(POCKET / "mixtral-0.7m", folder / "m"), change)
+
+    def make(folder: Path) -> None:
+        from tests.small_models import alter_weights
+
+        alter_weights(shutil.copytree(POCKET / "mixtral-0.7m", folder / "m"), change)
+
+    return make
 
 
 SHARD = "b.safetensors"
@@ -175,10 +186,10 @@ FILES = {  # of a model, and what is said of them
     "weights outside by name": (configured(transformers_weights="../../x"), "names '../../x' as its weights"),
     "a narrower tensor": (replaced(FC, lambda old: old[:, :64]), rf"'{FC}' .*\(24, 64\); .* asks for \(24, 96\)"),
     "a tensor of one number": (replaced(NORM, lambda old: old[:1]), rf"'{NORM}' .*\(1,\); .* asks for \(24,\)"),
-    "a tensor of whole numbers": (replaced(FC, lambda old: old.to(torch.int8)), f"'{FC}' as I8; expected F64, F32"),
-    "a tensor of eight bits": (replaced(FC, lambda old: old.to(torch.float8_e4m3fn)), f"'{FC}' as F8_E4M3; expected"),
+    "a tensor of whole numbers": (replaced(FC, of_type("int8")), f"'{FC}' as I8; expected F64, F32"),
+    "a tensor of eight bits": (replaced(FC, of_type("float8_e4m3fn")), f"'{FC}' as F8_E4M3; expected"),
     "a tensor of nan": (
-        replaced(NORM, lambda old: old * torch.nan),
+        replaced(NORM, lambda old: old * float("nan")),
         rf"'m' hold NaN or inf in '{NORM}'",
     ),
     "a tensor that is missing": (changed(lambda tensors: tensors.pop(FC)), rf"lacks 1 tensors \({FC}\)"),
@@ -958,6 +969,8 @@ def test_options_without_effect(monkeypatch, capsys, tmp_path, line, said):
 
 @pytest.mark.parametrize("share", [25, "x", -0.1, True])
 def test_shares_of_a_criterion(share):
+    import torch
+
     model = outliers.load_model(POCKET_MODEL)
     trace = outliers.trace(model, torch.arange(32)[None], attention=False)
     assert trace.outlier_features(layers="25%").equals(trace.outlier_features())

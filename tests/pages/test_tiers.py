@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests import conftest
-from tests.conftest import ROOT, SLOW, changed_since, pairwise, read
+from tests.conftest import ROOT, SLOW, TORCHLESS, changed_since, pairwise, read
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -36,8 +36,27 @@ def test_continuous_integration_runs_what_make_test_leaves():
     }
     tiers = ('-m "not slow"', '-m "not nightly"', "-m nightly", "--since HEAD~", "--since HEAD~ tests/pages")
     assert all(tier in said for tier, said in zip(tiers, asked.values(), strict=True))
+    assert ["--torch no\n" in said and "--torch yes" in said for said in asked.values()] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
     assert ["--ignore tests/pages" in said for said in asked.values()] == [True, True, False, True, False]
     assert {'make docs SINCE="$since"', 'make test-all SINCE="$since"'} <= {*read(".ci/run").splitlines()}
+
+
+def test_what_needs_no_torch_runs_without_it():
+    """And with it nowhere: each test of a file is in one of the two runs."""
+    file = "tests/show/test_spreadsheet.py"
+    run = [sys.executable, "-m", "pytest", "-q", "--collect-only", file, "--torch"]
+    free, other = (subprocess.check_output([*run, torch], cwd=ROOT, text=True).splitlines() for torch in ("no", "yes"))
+    tests = [{line for line in said if line.startswith(file)} for said in (free, other)]
+    assert tests[0] == {test for test in TORCHLESS if test.startswith(file)}
+    assert tests[1] and not tests[0] & tests[1]
+    with pytest.raises(conftest.TorchError, match="import it later"):
+        conftest.NoTorch().find_spec("torch")
 
 
 def test_rooms_that_changed_come_first_and_then_those_below(monkeypatch, constants):
@@ -58,8 +77,8 @@ def test_what_is_nightly_runs_where_its_files_changed():
     assert not changed_since("HEAD")(("nowhere",))
 
 
-def test_what_is_called_slow_is_there():
-    named = {one.partition("[")[0] for one in SLOW}
+def test_what_is_called_slow_or_free_of_torch_is_there():
+    named = {one.partition("[")[0] for one in SLOW | TORCHLESS}
     assert [one for one in named if f"def {one.partition('::')[2]}(" not in read(one.partition("::")[0])] == []
 
 

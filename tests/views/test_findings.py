@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-import torch
 
 from outliers.commands.trace import Tracing
 from outliers.metrics.damages import damages_of
@@ -27,7 +26,6 @@ from outliers.views.trace import trace_findings, traced_section
 from outliers.views.zeroshot import zeroshot_findings
 from tests.conftest import STORIES, needs_shared, needs_smollm2
 from tests.kept import SECTIONS, kept, plan_at, section_of
-from tests.small_models import trace_model
 
 
 def said(findings: list[Finding]) -> str:
@@ -87,6 +85,7 @@ def test_panels_say_what_the_family_shows():
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory):
     """What makes the section of the trace of a model."""
+    from tests.small_models import trace_model
 
     def section_of(model: str, **fields) -> tuple[Section, object]:
         folder = tmp_path_factory.mktemp("trace")
@@ -144,7 +143,7 @@ def test_a_sink_is_no_position_of_the_second_half(traced):
     """Few queries attend to it, and the last one to itself."""
     _, trace = traced("pocket/gpt2-0.1m", block=16)
     for position, told in ((15, False), (9, False), (8, True)):
-        sinks = torch.zeros_like(trace.statistics["attention.sinks"])
+        sinks = trace.statistics["attention.sinks"] * 0
         sinks[:, position] = trace.heads * trace.sequences
         found = said(trace_findings(replace(trace, statistics=trace.statistics | {"attention.sinks": sinks}), {}, str))
         assert (f"Position {position} is an attention sink for 100 % of (layer, head) pairs." in found) == told
