@@ -74,7 +74,7 @@ def comparison(artefact: str, published: Published, measured: dict[CellKey, floa
         headers,
         cells,
         pd.DataFrame(records, columns=headers),
-        names=len(published.key_fields),
+        texts=len(published.key_fields),
         folded=not set(measured) & set(keys),
     )
 

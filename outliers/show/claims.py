@@ -33,7 +33,7 @@ class Claim(NamedTuple):
 
 
 def say(claim: Claim, rows: Iterable[Mapping], holds: bool | None = None, **of_all: Any) -> list[Finding]:
-    """Return the finding of a claim on rows; an empty list if it has none, or a number of too few units of a text.
+    """Return the finding of a claim on rows; [] if it has none, or uses a number of too few blocks or documents.
 
     holds: whether the condition holds; by default it is evaluated from `Claim.against`. of_all: further fields that are
     the same for all rows.

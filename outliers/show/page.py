@@ -172,20 +172,20 @@ def pieces(figure: Figure) -> list[Piece]:
     for axes in figure.axes:
         others = [artist for artist in axes.get_default_bbox_extra_artists() if artist not in legends]
         piece = piece_of(axes, axes.get_tightbbox(bbox_extra_artists=others), axes.bbox)
-        columns = _with(piece, columns, NARROW if piece.box.width < NARROW else 0)
+        columns = _merged_columns(piece, columns, NARROW if piece.box.width < NARROW else 0)
     top, above, beside = min((column.box.y0 for column in columns), default=0), [], []
     for legend, part in legends.items():
         piece = piece_of(part, legend.get_tightbbox(), legend.get_tightbbox())
         if sum(_is_near(piece, column) for column in columns) == 1:
-            columns = _with(piece, columns)
+            columns = _merged_columns(piece, columns)
         else:
             (above if piece.box.y1 < top + EDGE else beside).append(piece)
     ordered = [*above, *sorted(columns, key=lambda column: column.frame.x0), *beside]
     return ordered if len(ordered) > 1 else []
 
 
-def _with(piece: Piece, columns: list[Piece], distance: float = 0) -> list[Piece]:
-    """Return columns with a further piece, joined with the columns above, below or within a distance of it."""
+def _merged_columns(piece: Piece, columns: list[Piece], distance: float = 0) -> list[Piece]:
+    """Return columns with a further piece; columns above, below or near it become one column with it."""
     near = [column for column in columns if _is_near(piece, column, distance)]
     frames, boxes, parts = zip(*near, piece, strict=True)
     joined = Piece(Bbox.union(frames), Bbox.union(boxes), list(dict.fromkeys(chain.from_iterable(parts))))

@@ -75,7 +75,7 @@ class Table(NamedTuple):
     """A table as people read it.
 
     name: the stem of its files. cells: rows of printed text. data: the unrounded values, as the CSV file has them.
-    names: the columns that are text, as a number of columns from the left or a collection of headers. folded: whether a
+    texts: the columns that are text, as a number of columns from the left or a collection of headers. folded: whether a
     page shows the table only on a click. apart: headers of columns that a page folds behind the others, and a terminal
     leaves out; apart_caption: caption of the table of these columns. baseline: what a column of variants calls the
     unquantized model.
@@ -86,7 +86,7 @@ class Table(NamedTuple):
     headers: list[str]
     cells: list[list[str]]
     data: pd.DataFrame
-    names: int | Collection[str] = 1
+    texts: int | Collection[str] = 1
     folded: bool = False
     apart: Collection[str] = ()
     apart_caption: str = ""
@@ -104,7 +104,7 @@ class Table(NamedTuple):
 
     @classmethod
     def of_words(cls, name: str, caption: str, headers: list[str], cells: list[list[str]]) -> "Table":
-        return cls(name, caption, headers, cells, pd.DataFrame(cells, columns=headers), names=len(headers))
+        return cls(name, caption, headers, cells, pd.DataFrame(cells, columns=headers), texts=len(headers))
 
     def form(self, tablefmt: str) -> str:
         """Render the table in a format of the tabulate library: github, latex_booktabs, simple, html."""
@@ -115,7 +115,7 @@ class Table(NamedTuple):
 
     @property
     def _columns(self) -> list["TextColumn"]:
-        text = self.headers[: self.names] if isinstance(self.names, int) else self.names
+        text = self.headers[: self.texts] if isinstance(self.texts, int) else self.texts
         columns = []
         for header, *cells in zip(self.headers, *self.cells, strict=True):
             if header not in text:  # the minus of a number is a sign, and there is none before a zero
@@ -129,7 +129,7 @@ class Table(NamedTuple):
         A subject without a line gets one, where the order of all rows has it. A table takes only rows that have all
         fields which its columns of text name.
         """
-        text = self.headers[: self.names] if isinstance(self.names, int) else [*self.names]
+        text = self.headers[: self.texts] if isinstance(self.texts, int) else [*self.texts]
         fields = [SUBJECT.get(header.lower(), "") for header in text]
         named_first = fields and "" not in fields and self.headers[: len(text)] == text
         if not named_first or not any("failed" in row for row in rows):
@@ -167,7 +167,7 @@ class Table(NamedTuple):
         """The table without the columns that are set apart, and a folded table of them; the table alone if none are."""
         if not self.apart:
             return [self]
-        text = self.headers[: self.names] if isinstance(self.names, int) else self.names
+        text = self.headers[: self.texts] if isinstance(self.texts, int) else self.texts
         shown = self._of([header for header in self.headers if header not in self.apart])
         behind = self._of([header for header in self.headers if header in self.apart or header in text])
         return [shown, behind._replace(name=f"{self.name}-apart", caption=self.apart_caption, folded=True)]
@@ -354,7 +354,7 @@ def values_table(rows: Sequence[Mapping], parts: Sequence[str] = CELL_COLUMNS) -
     caption = "Values by model, variant and metric."
     if any("failed" in row for row in unique):
         caption += " Notes say why cells failed."
-    return Table("measured", caption, ["model", "variant", "metric", "value"], cells, data, names=3)
+    return Table("measured", caption, ["model", "variant", "metric", "value"], cells, data, texts=3)
 
 
 def _metric(row: Mapping, parts: Sequence[str]) -> str:

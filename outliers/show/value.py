@@ -58,8 +58,9 @@ class Value(NamedTuple):
     """A measured number with its scatter.
 
     deviation: standard deviation over draws, from causes other than the text, such as rounding; None for a single draw.
-    error: standard error over the text; for a number measured beside the unquantized model, that of their difference;
-    None if unknown. pairs: residuals that give the difference from another number an error of its own.
+    error: standard error over the text, of a row's number, or of its difference from the unquantized model if the row
+    compares the two; None if unknown. pairs: residuals that give the difference from another number an error of its
+    own.
     """
 
     mean: float
@@ -249,7 +250,7 @@ class Mean(NamedTuple):
         return self.interval and (self.interval[1] - self.interval[0]) / 2
 
     @property
-    def is_shown(self) -> bool:
+    def differs_from_one(self) -> bool:
         """Whether a ratio differs from 1 beyond the scatter over seeds."""
         return self.interval is not None and not self.interval[0] <= 1 <= self.interval[1]
 

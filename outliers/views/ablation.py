@@ -114,7 +114,7 @@ def _of_stack(_stack: str, rows: list[dict]) -> Section:
     values = [f"{metric}_value" for metric in METRICS]
     data = summary.drop(columns=values, errors="ignore").dropna(axis="columns", how="all")
     caption = CAPTION.format(OF_INTERVALS if "damage_error" in data else "")
-    table = Table.of("ablation", caption, COLUMNS, data, names=2)
+    table = Table.of("ablation", caption, COLUMNS, data, texts=2)
     drawings = [Drawing.of("ablation", FIGURE, ablation_bars(summary))]
     title = f"Ablation of {subject_of(rows[0] | {'variant': rows[0].get('scheme', BASELINE)})}"
     return Section(title, rows, None, [table], drawings, findings=ablation_findings(summary))
@@ -124,7 +124,7 @@ def ablation_summary(rows: list[dict]) -> pd.DataFrame:
     """Return `outliers.metrics.ablations.summary` of rows, with the scatter over the text.
 
     Columns METRIC_error hold the paired standard errors of differences from the unmodified model; the intervals of
-    controls include them. Columns METRIC_value hold these differences as values.
+    controls include them. Columns METRIC_value hold these differences as `Value`.
     """
     from outliers.metrics.ablations import summary, with_damage
 

@@ -14,26 +14,26 @@ from outliers.views.readers import readers_findings, readers_section
 from outliers.views.super_weights import super_weights_findings, super_weights_section
 
 
-class AccountSection(NamedTuple):
-    """A part of the account.
+class AccountView(NamedTuple):
+    """How one question of the account of features is shown, such as which weights write them.
 
-    has: whether a row belongs to the part. section: makes its section of all rows. findings: makes its findings, for
-    each feature the most telling first. compares: whether section and findings compare all cells with each other, so
-    that none may be missing.
+    selects: whether a row answers the question. section: makes its section of all rows. findings: makes its findings,
+    for each feature the most telling first. needs_all_cells: whether section and findings compare all cells with each
+    other, so that none may be missing.
     """
 
-    has: Callable[[dict], bool]
+    selects: Callable[[dict], bool]
     section: Callable[[list[dict]], Section]
     findings: Callable[[list[dict]], Iterable[Finding]]
-    compares: bool = True
+    needs_all_cells: bool = True
 
 
-ACCOUNT_SECTIONS = (
-    AccountSection(is_of_writers, origins_section, origins_findings, compares=False),
-    AccountSection(lambda row: "subject" in row, readers_section, lambda rows: readers_findings(readings(rows))),
-    AccountSection(lambda row: row["metric"] == "damage.kl", super_weights_section, super_weights_findings),
-    AccountSection(lambda row: "unattended" in row, massive_section, massive_findings),
-    AccountSection(is_of_keys, keys_section, writing_findings, compares=False),
+ACCOUNT_VIEWS = (
+    AccountView(is_of_writers, origins_section, origins_findings, needs_all_cells=False),
+    AccountView(lambda row: "subject" in row, readers_section, lambda rows: readers_findings(readings(rows))),
+    AccountView(lambda row: row["metric"] == "damage.kl", super_weights_section, super_weights_findings),
+    AccountView(lambda row: "unattended" in row, massive_section, massive_findings),
+    AccountView(is_of_keys, keys_section, writing_findings, needs_all_cells=False),
 )
 
 
@@ -43,10 +43,10 @@ def account_section(rows: list[dict], context: Context = NO_CONTEXT) -> Section:
     If a cell has no number, parts that compare cells are replaced by a list of values.
     """
     whole = len(rows) >= len(context.rows)
-    parts = [part for part in ACCOUNT_SECTIONS if any(map(part.has, rows)) and (whole or not part.compares)]
+    parts = [part for part in ACCOUNT_VIEWS if any(map(part.selects, rows)) and (whole or not part.needs_all_cells)]
     sections = [part.section(rows) for part in parts]
     if not whole:
-        sections.append(values_section([row for row in context.rows if not any(part.has(row) for part in parts)]))
+        sections.append(values_section([row for row in context.rows if not any(part.selects(row) for part in parts)]))
     findings = _findings(part.findings(rows) for part in parts)
     return together(sections[0].title, sections)._replace(rows=rows, findings=findings)
 

@@ -151,4 +151,4 @@ def _written(kind: pd.DataFrame) -> str:
         rows.append([*shown, row.module, shape, count_label(row.parameters) if row.parameters else "", row.note])
         before = place
     headers = ["norm", "role", "module", "shape", "weights", "note"]
-    return Table("anatomy", title, headers, rows, kind, names=("norm", "role", "module", "note")).printed
+    return Table("anatomy", title, headers, rows, kind, texts=("norm", "role", "module", "note")).printed

@@ -51,7 +51,7 @@ def attention_points(rows: list[dict]) -> list[AttentionPoint]:
     Attentions are ordered by their share in 16 bits.
     """
     short = distinct_names((row["model"], None) for row in rows)
-    measured = [(row, *_apart(row)) for row in costs(rows)]
+    measured = [(row, *_split_attention(row)) for row in costs(rows)]
     return [
         AttentionPoint(
             short[row["model"], None], scheme, attention_of(remedy), value_of(row), row["cost"], row.get("alpha")
@@ -60,7 +60,7 @@ def attention_points(rows: list[dict]) -> list[AttentionPoint]:
     ]
 
 
-def _apart(row: dict) -> tuple[str, Remedy | None]:
+def _split_attention(row: dict) -> tuple[str, Remedy | None]:
     """Split a row's variant into the variant without its attention, and the remedy that quantizes its attention."""
     remedy = next((scheme.scheme.attention for scheme in variant_of(row).schemes), None)
     terms = PLUS.split(row["variant"])
@@ -158,7 +158,7 @@ def attention_table(model: str, points: list[AttentionPoint], failed: Sequence[d
     failed: rows of cells that failed.
     """
     cells = {(point.scheme, point.attention): cell(".2f", *point.perplexity.shown) for point in points}
-    cells |= {(scheme, attention_of(remedy)): FAILED for scheme, remedy in map(_apart, failed)}
+    cells |= {(scheme, attention_of(remedy)): FAILED for scheme, remedy in map(_split_attention, failed)}
     schemes, columns = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
     lines = [[scheme, *(cells.get((scheme, column), MISSING) for column in columns)] for scheme in in_order(schemes)]
     caption = f"Perplexity of {model} by scheme of the projections and by attention."

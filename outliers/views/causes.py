@@ -141,7 +141,7 @@ KURTOSES = ["kurtosis_feature.attn_in", "kurtosis_feature.ffn_in"]
 
 
 class MetricColumn(NamedTuple):
-    """A column of the table: the metric of `ends` that it shows, its format, and the factor to its unit."""
+    """A column of the table: the metric of `final_values` that it shows, its format, and the factor to its unit."""
 
     header: str
     metric: str
@@ -174,7 +174,7 @@ FIGURE = (
 
 def causes_section(rows: list[dict], _context: Context | None = None) -> Section:
     """Show training runs that differ in one setting each: their final values, and their growth during training."""
-    models, notes = ends(rows), [seeds_note(trained(rows))]
+    models, notes = final_values(rows), [seeds_note(trained(rows))]
     tables = [causes_table(models)]
     drawings = [Drawing.of("causes", FIGURE, causes(rows))]
     findings = causes_findings(models, tables[0].name)
@@ -183,8 +183,8 @@ def causes_section(rows: list[dict], _context: Context | None = None) -> Section
     return Section(title, rows, None, tables, drawings, notes, further, findings)
 
 
-def ends(rows: list[dict]) -> pd.DataFrame:
-    """Return `trained` with derived columns.
+def final_values(rows: list[dict]) -> pd.DataFrame:
+    """Return the final values of runs: `trained` with derived columns.
 
     They are `max.inputs` over all roles, `kurtosis`, and `COST` of each scheme with its scatter by rounding and over
     the text.
@@ -265,37 +265,37 @@ COSTS = Claim(
 )
 
 
-def causes_findings(ends: pd.DataFrame, at: str) -> list[Finding]:
+def causes_findings(final_values: pd.DataFrame, at: str) -> list[Finding]:
     """State in which runs outlier features emerge, how runs differ from the first, and the largest cost of absmax.
 
     Differences exceed the scatter over seeds; with one seed per run, the range of the largest |x| is stated instead.
 
-    ends: the result of `ends`, one row per run and seed. at: name of the table that shows it.
+    final_values: as the function returns them, one row per run and seed. at: name of the table that shows it.
     """
-    first, *others = ends["run"].unique()
-    most = ends.groupby("run", sort=False)["count"].max()
+    first, *others = final_values["run"].unique()
+    most = final_values.groupby("run", sort=False)["count"].max()
     ever = most.index[most > 0].tolist()
     names = _quoted(*ever) if 0 < len(ever) <= NAMED else None
     findings = say(HAVING, [{"number": len(ever), "every": len(most), "names": names}], at=at)
-    if others and ends["seed"].nunique() > 1:
+    if others and final_values["seed"].nunique() > 1:
         for column, what in COMPARED.items():
-            findings += _apart(of_runs(ends, column), first, others, what, at)
+            findings += _difference_findings(of_runs(final_values, column), first, others, what, at)
     elif others:
         column, what = next(iter(COMPARED.items()))
-        ordered = ends.sort_values(column, kind="stable")
+        ordered = final_values.sort_values(column, kind="stable")
         least, *_, most = ((row[column], _quoted(row["run"])) for row in ordered.to_dict("records"))
         findings += say(RANGE, [{"what": what, "least": least, "most": most}], at=at)
-    return [*findings, *_cost(ends, at)]
+    return [*findings, *_cost(final_values, at)]
 
 
 def _quoted(*runs: str) -> str:
     return listed(f"'{run}'" for run in runs)
 
 
-def _apart(values: dict[str, dict], first: str, others: list[str], what: str, at: str) -> list[Finding]:
+def _difference_findings(values: dict[str, dict], first: str, others: list[str], what: str, at: str) -> list[Finding]:
     """State the largest differences from the first run: ratios whose intervals over seeds exclude 1."""
     ratios = {run: ratio(values[run], values[first]) for run in others}
-    apart = {run: factor for run, factor in ratios.items() if factor and factor.is_shown}
+    apart = {run: factor for run, factor in ratios.items() if factor and factor.differs_from_one}
     largest = sorted(apart, key=lambda run: -abs(math.log(apart[run].value)))[:NAMED]
     factors = [
         f"×\N{NO-BREAK SPACE}{with_interval('{:.3g}'.format, apart[run].value, *apart[run].interval)} in {_quoted(run)}"
@@ -305,12 +305,12 @@ def _apart(values: dict[str, dict], first: str, others: list[str], what: str, at
     return say(APART if apart else ALIKE, [about], at=at)
 
 
-def _cost(ends: pd.DataFrame, at: str) -> list[Finding]:
+def _cost(final_values: pd.DataFrame, at: str) -> list[Finding]:
     """State the largest cost of absmax beyond its scatter, and name its run if it exceeds the next one."""
     column = f"{COST}absmax"
-    if f"{column}_deviation" not in ends:
+    if f"{column}_deviation" not in final_values:
         return []
-    costs = [(value_of(row, column), row["run"]) for row in ends.to_dict("records")]
+    costs = [(value_of(row, column), row["run"]) for row in final_values.to_dict("records")]
     (worst, run), *others = sorted(costs, key=lambda pair: -pair[0].mean)
     is_told = all(worst.is_above(other) for other, _ in others[:1])
     share = Value(*(part and part / 100 for part in worst[:3]))

@@ -29,7 +29,7 @@ def _of_model(rows: list[dict], number: int) -> Section:
     data = pd.DataFrame(rows).reindex(columns=["variant", "continuation", "continuation_ids"])
     data["shared"] = [None if exact is None else _shared(exact, ids) for ids in data.pop("continuation_ids")]
     caption = f"Greedy continuations by {name} of: {rows[0]['prompt_text']!r}"
-    table = Table.of(f"continuations{ending}", caption, COLUMNS, data, names=("variant", "continuation"))
+    table = Table.of(f"continuations{ending}", caption, COLUMNS, data, texts=("variant", "continuation"))
     others = data[data["variant"] != BASELINE].to_dict("records") if exact is not None else []
     findings = [Finding(_sentence(name, row, len(exact)), table.name) for row in others]
     return Section(f"Continuations by {name}", rows, tables=[table], findings=findings)

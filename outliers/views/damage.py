@@ -337,7 +337,7 @@ def _places(field: str, damages: ByVariant) -> list[Table]:
         data = pd.concat([data[data["variant"] == variant] for variant in damages])
         shown = data.groupby("variant", sort=False).head(WORST)
         caption += f" Of each scheme the {WORST} that cost most are shown."
-    return [Table.of(f"damage_{field}s", caption, columns, data, shown, names=2, folded=field in ("layer", "head"))]
+    return [Table.of(f"damage_{field}s", caption, columns, data, shown, texts=2, folded=field in ("layer", "head"))]
 
 
 def _taken(damages: ByVariant) -> str:
@@ -355,10 +355,10 @@ def _worst(errors: pd.DataFrame) -> list[Table]:
         "unquantized model; the error over all tokens, which tokens with massive values can hide; and the largest "
         "input value, which sets the scale of per-tensor quantization, with its place in the text."
     )
-    tables = [Table.of("damage_worst", caption, ERRORS, worst, names=2)]
+    tables = [Table.of("damage_worst", caption, ERRORS, worst, texts=2)]
     if "weight_db" in worst:
         known, caption = worst[worst["weight_db"].notna()], WEIGHTS_CAPTION
-        tables.append(Table.of("damage_weights", caption, WEIGHTS, known, names=2))
+        tables.append(Table.of("damage_weights", caption, WEIGHTS, known, texts=2))
     return tables
 
 

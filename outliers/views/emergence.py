@@ -156,7 +156,7 @@ def figure3(rows: RowsOrFrame, *, panel: str | None = None, paper: bool = True, 
         panel: the one to draw, "a" or "b"; by default both.
         paper: whether to draw the models of the paper (Table 4), in grey.
     """
-    return _drawn({"a": _affected_by_size, "b": _affected_by_perplexity}, rows, panel, paper, ax)
+    return _draw_panels({"a": _affected_by_size, "b": _affected_by_perplexity}, rows, panel, paper, ax)
 
 
 @figure_function
@@ -171,17 +171,18 @@ def figure4(rows: RowsOrFrame, *, panel: str | None = None, paper: bool = True, 
     Args:
         rows, panel, paper: as for `figure3`.
     """
-    return _drawn({"a": _magnitude, "b": _number}, rows, panel, paper, ax)
+    return _draw_panels({"a": _magnitude, "b": _number}, rows, panel, paper, ax)
 
 
-def _drawn(draws: dict[str, Callable], rows: RowsOrFrame, panel: str | None, paper: bool, ax: Axes | None):
-    models, drawn = distinct_models(rows), chosen("panel", panel, draws, ax)
+def _draw_panels(by_panel: dict[str, Callable], rows: RowsOrFrame, panel: str | None, paper: bool, ax: Axes | None):
+    """Draw panels by their functions, which return the handles of their legend."""
+    models, drawn = distinct_models(rows), chosen("panel", panel, by_panel, ax)
     markers = _markers(models)
     published = published_models() if paper else published_models().iloc[:0]
     size = (6.4, 3.3) if len(drawn) == 1 else (3.8 * len(drawn), 4.4)  # a single panel has its legend at its side
     panels = panels_of(ax, 1, len(drawn), size)[0]
     for axes, name in zip(panels, drawn, strict=True):
-        handles = draws[name](axes, models, published)
+        handles = by_panel[name](axes, models, published)
         if len(markers) > 1:
             handles += [entry(architecture, marker=marker) for architecture, marker in markers.items()]
         if len(drawn) == 1:
@@ -275,10 +276,10 @@ def _publish(axes: Axes, published: pd.DataFrame, x: str | None, unit: float, *c
 
 
 def _with_size(models: pd.DataFrame) -> tuple[pd.DataFrame, str | None, Callable[[Axes], None]]:
-    """Return the models with a column `size`, the name of the column that it repeats, and the function for its axis.
+    """Return the models with a column `size`, the column of published models that it is plotted with, and its axis.
 
-    The size is the number of parameters; if all models have the same number, it is the training step, which has no
-    column (None).
+    The size is the number of parameters; if all models have the same number, it is the training step, which published
+    models do not have (None).
     """
     if models["parameters"].nunique() > 1 or models["checkpoint"].isna().any():
         return models.assign(size=models["parameters"]), "parameters", parameters_axis

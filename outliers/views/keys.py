@@ -170,24 +170,25 @@ def is_of_keys(row: dict) -> bool:
 
 def _section(rows: list[dict], ending: str) -> Section:
     subject = subject_of(rows[0])
-    channels, layers = _of(rows, "channel"), _of(rows, "layer")
+    channels, layers = _table_of(rows, "channel"), _table_of(rows, "layer")
     biased = layers[layers["bias"].notna()]
     columns = [column for column in COLUMNS if len(biased) or column[0] != "bias (%)"]
     largest = channels.sort_values("value", ascending=False, kind="stable").groupby(["role", "side"])
     chosen = largest.head(SHOWN).sort_values("side", ascending=False, kind="stable").sort_values("role", kind="stable")
     rotated = (channels["side"] == BEFORE).any()
     caption = CAPTION.format(bias=OF_BIAS if len(biased) else "", before=OF_BEFORE if rotated else "")
-    tables = [Table.of(f"keys{ending}", caption, columns, channels.dropna(axis=1, how="all"), chosen, names=WORDS)]
+    tables = [Table.of(f"keys{ending}", caption, columns, channels.dropna(axis=1, how="all"), chosen, texts=WORDS)]
     if len(biased):
         data = biased.dropna(axis=1, how="all")
-        tables.append(Table.of(f"biases{ending}", BIAS_CAPTION, BIASES, data, names=WORDS, folded=True))
+        tables.append(Table.of(f"biases{ending}", BIAS_CAPTION, BIASES, data, texts=WORDS, folded=True))
     drawings = [Drawing.of(f"key_map{ending}", MAP_CAPTION, key_map(rows))]
     findings = [finding._replace(at=f"{finding.at}{ending}") for finding in _findings(rows, channels, layers)]
     explorers = [keys_explorer(rows, subject)._replace(instead=drawings[0].name)]
     return Section(f"{TITLE}{subject}", rows, None, tables, drawings, findings=findings, explorers=explorers)
 
 
-def _of(rows: list[dict], kind: str) -> pd.DataFrame:
+def _table_of(rows: list[dict], kind: str) -> pd.DataFrame:
+    """Return the rows of channels, heads or layers as a table."""
     return pd.DataFrame(row for row in rows if row["metric"] == f"keys.{kind}").reindex(columns=list(OWN))
 
 
@@ -259,7 +260,7 @@ def _projected(keys: pd.DataFrame) -> pd.DataFrame:
 
 def writing_findings(rows: list[dict]) -> list[Finding]:
     """State which features write most of the mean of constant largest key channels, features of most layers first."""
-    channels = _of(rows, "channel")
+    channels = _table_of(rows, "channel")
     first = _first(_projected(channels[channels["role"] == "keys"]).dropna(subset=["terms"])).to_dict("records")
     first = [row | {"feature": row["features"][0], "term": row["terms"][0]} for row in first]
     led = [row for row in first if row["constant"] >= CONSTANT and row["term"] / row["mean"] >= MOST]

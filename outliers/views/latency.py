@@ -82,7 +82,7 @@ def latency_table(rows: list[dict]) -> Table:
     ]
     batches = table.columns.unique("batch")
     headers = [f"{SHOWN[value][0]} {batch}" for value in SHOWN if value in timed for batch in batches]
-    return Table("table6", caption, ["model", "weights", *headers], cells, data, names=2, baseline=run["dtype"])
+    return Table("table6", caption, ["model", "weights", *headers], cells, data, texts=2, baseline=run["dtype"])
 
 
 def _cells(row: pd.Series) -> list[str]:

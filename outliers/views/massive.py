@@ -51,17 +51,17 @@ HEAD_COLUMNS = (
 
 
 def massive_section(rows: list[dict]) -> Section:
-    becomes, heads = becomes_of(rows), _heads(rows)
+    becomes, heads = after_removals(rows), _heads(rows)
     caption = CAPTION.format(f"; {OVER_TEXT}" if "cost_error" in becomes else "")
     tables = [
-        Table.of("massive", caption, COLUMNS, becomes, names=1),
-        Table.of("sinks", HEADS_CAPTION, HEAD_COLUMNS, heads, heads.head(HEADS), names=0, folded=True),
+        Table.of("massive", caption, COLUMNS, becomes, texts=1),
+        Table.of("sinks", HEADS_CAPTION, HEAD_COLUMNS, heads, heads.head(HEADS), texts=0, folded=True),
     ]
     title = f"Massive activations and attention sinks of {short_name(rows[0]['model'])}"
     return Section(title, rows, tables=tables)
 
 
-def becomes_of(rows: list[dict]) -> pd.DataFrame:
+def after_removals(rows: list[dict]) -> pd.DataFrame:
     """Return one row per removal.
 
     Columns are `removed`, in words `without`, `perplexity`, `cost` (relative increase) with its `cost_error` over the
@@ -115,7 +115,7 @@ WITHOUT = Claim(
 
 def massive_findings(rows: list[dict]) -> list[Finding]:
     """State the largest entry and the attention to the first position, then how removals change both."""
-    whole, *others = becomes_of(rows).to_dict("records")
+    whole, *others = after_removals(rows).to_dict("records")
     kind = "a massive activation" if abs(whole["entry"]) > MASSIVE else "not a massive activation"
     shown = [row for row in others if row["removed"] in REPORTED and whole["heads"]]
     without = say_each(WITHOUT, (row | {"feature": whole["feature"], "change": value_of(row, "cost")} for row in shown))

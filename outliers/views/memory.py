@@ -89,7 +89,7 @@ def largest_table(rows: list[dict]) -> Table | None:
         ("8-bit", partial(_fitting, 8)),
         ("16-bit", partial(_fitting, 16)),
     ]
-    return Table.of("table3", caption, columns, table, names=len(columns))
+    return Table.of("table3", caption, columns, table, texts=len(columns))
 
 
 def _fitting(bits: int, row: dict) -> str:

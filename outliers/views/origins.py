@@ -399,7 +399,7 @@ def is_of_writers(row: dict) -> bool:
 def comparison_table(rows: list[dict]) -> Table:
     accounts = grouped(filter(is_of_writers, rows), lambda row: (row["model"], row.get("variant", BASELINE))).values()
     features = pd.DataFrame(record for account in accounts for record in _summed_up(account))
-    return Table.of("accounts", ACCOUNTS_CAPTION, ACCOUNT_COLUMNS, features, names=WORDS)
+    return Table.of("accounts", ACCOUNTS_CAPTION, ACCOUNT_COLUMNS, features, texts=WORDS)
 
 
 def _summed_up(rows: list[dict]) -> Iterator[dict]:
@@ -437,11 +437,11 @@ def _section(rows: list[dict], ending: str, every: list[dict]) -> Section:
         writers_caption += OF_WHOLE_EXPERTS
     single = writers[writers["largest"].notna()]
     tables = [
-        Table.of(f"parts{ending}", PARTS_CAPTION, PART_COLUMNS, parts, _largest(parts), names=WORDS),
-        Table.of(f"writers{ending}", writers_caption, WRITER_COLUMNS, _columns(writers), _largest(single), names=WORDS),
+        Table.of(f"parts{ending}", PARTS_CAPTION, PART_COLUMNS, parts, _largest(parts), texts=WORDS),
+        Table.of(f"writers{ending}", writers_caption, WRITER_COLUMNS, _columns(writers), _largest(single), texts=WORDS),
     ]
     if len(gates):
-        gates_table = Table.of(f"gates{ending}", GATES_CAPTION, GATE_COLUMNS, _columns(gates), names=WORDS, folded=True)
+        gates_table = Table.of(f"gates{ending}", GATES_CAPTION, GATE_COLUMNS, _columns(gates), texts=WORDS, folded=True)
         tables.append(gates_table)
     ablations = [row for row in every if row["metric"] == "perplexity" and row.get("model") == rows[0]["model"]]
     readers = ablations if rows[0].get("variant", BASELINE) == BASELINE else []

@@ -168,7 +168,7 @@ def _classes(rows: list[dict]) -> Section:
         "with the unquantized model and mean KL divergence from it."
     )
     headers = ["model", "variant", *(OF_PICTURES[metric][0] for metric in columns)]
-    table = Table("classes", caption, headers, lines, frame.drop(columns="cell"), names=2)
+    table = Table("classes", caption, headers, lines, frame.drop(columns="cell"), texts=2)
     return Section("Classification of pictures by scheme", rows, tables=[table])
 
 
@@ -179,7 +179,7 @@ def _perplexities(rows: list[dict]) -> Section:
     note = f"Perplexities compare within a column.{across} {scatter_note(rows)}"
     costly = costs_of_variants(drawn)
     spared = _spared(costly) if whole else {}
-    tables = [_apart(table, spared) for table in (perplexity_table(rows), *bits, *cost_table(rows))]
+    tables = [_fold_models(table, spared) for table in (perplexity_table(rows), *bits, *cost_table(rows))]
     caption = (
         "Increase of perplexity under each scheme; grey: the models of the paper (Table 1)."
         if costly
@@ -216,7 +216,7 @@ def _spared(costly: list[dict]) -> dict[str, Value]:
     return spared if len(spared) < len(most) else {}
 
 
-def _apart(table: Table, models: Iterable[str]) -> Table:
+def _fold_models(table: Table, models: Iterable[str]) -> Table:
     """Set the columns of some models apart."""
     names = dict(zip(table.data.columns[1:], table.headers[1:], strict=True))
     apart = [names[model] for model in models if model in names]

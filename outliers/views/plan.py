@@ -196,7 +196,7 @@ def _chosen(rows: list[dict], plan: Plan) -> Table:
         "perplexity and KL divergence from the unquantized model with this projection alone quantized, on the blocks "
         "of the search, and the mean error of its output per token."
     )
-    return Table.of("plan_projections", caption, CHOSEN, data, names=2)
+    return Table.of("plan_projections", caption, CHOSEN, data, texts=2)
 
 
 def _sets(points: pd.DataFrame, rows: list[dict], by: str) -> Table:
@@ -221,7 +221,7 @@ def _singles(rows: list[dict], plan: Plan) -> Table:
         "Perplexity on the blocks that confirm the plan, without each of its projections: of one draw, and of all "
         "draws (±) where one does not clearly exceed what is allowed or the least."
     )
-    return Table.of("plan_single", caption, SINGLES, data, names=1, folded=True)
+    return Table.of("plan_single", caption, SINGLES, data, texts=1, folded=True)
 
 
 IMPROVED = Claim(

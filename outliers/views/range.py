@@ -48,7 +48,7 @@ def _section(rows: list[dict], ending: str) -> Section:
     largest = data.loc[data.groupby(["metric", "role"], sort=False)["value"].idxmax()]
     known = LOGIT in set(largest["metric"])
     caption = CAPTION + ("are before the softmax." if known else "are unknown, as this attention shows none.")
-    table = Table.of(f"range{ending}", caption, COLUMNS, data, largest, names=("", "role", "beyond"))
+    table = Table.of(f"range{ending}", caption, COLUMNS, data, largest, texts=("", "role", "beyond"))
     subject = subject_of(rows[0])
     findings = [Finding(f"{subject}: {sentence}", table.name) for sentence in _sentences(largest)]
     return Section(f"Range of {subject}", rows, tables=[table], findings=findings)

@@ -73,9 +73,9 @@ def readers_section(rows: list[dict]) -> Section:
     known = summary["cost_error"].notna().any()
     caption = READERS_CAPTION.format(controls=controls, over_text=f" ({OVER_TEXT})" if known else "")
     numbers = summary.drop(columns=["increase"] if known else ["increase", "cost_error"])
-    tables = [Table.of("readers", caption, COLUMNS, numbers, names=2)]
+    tables = [Table.of("readers", caption, COLUMNS, numbers, texts=2)]
     if len(heads):
-        tables.append(Table.of("heads", HEADS_CAPTION, HEAD_COLUMNS, heads, names=2))
+        tables.append(Table.of("heads", HEADS_CAPTION, HEAD_COLUMNS, heads, texts=2))
     title = f"Readers of features of {short_name(rows[0]['model'])}"
     return Section(title, rows, tables=tables)
 

@@ -64,12 +64,12 @@ HELD = 0.05  # a format holds a model if it costs less than this share of perple
 
 
 class RemedyPoint(NamedTuple):
-    """A measurement of one format with one remedy.
+    """A measurement of one number format with one remedy: a change beside the format, such as a rotation.
 
-    format: the first-named scheme with these operands; for keys and values their number formats. cost: relative
-    increase over the unquantized model, with the same prefix if that was measured. weight_bits, activation_bits,
-    cache_bits: mean bits per value, None if not quantized. on_grid: whether the weights were stored in at most as many
-    bits as the format has, and nothing moved them off that grid, so that the format looks better than it is.
+    format: the first of `SCHEMES` that quantizes the same operands; for keys and values their number formats. cost:
+    relative increase over the unquantized model, with the same prefix if that was measured. weight_bits,
+    activation_bits, cache_bits: mean bits per value, None if not quantized. on_grid: whether the stored weights already
+    have few enough different values for the format, which then looks better than it is.
     """
 
     model: str
@@ -444,7 +444,7 @@ def remedies_table(model: str, points: list[RemedyPoint]) -> Table:
         "lowest of each format."
     )
     names = ("format", "bits", "others")
-    return Table(f"remedies_{model}", caption, headers, cells, pd.DataFrame(map(point_row, points)), names=names)
+    return Table(f"remedies_{model}", caption, headers, cells, pd.DataFrame(map(point_row, points)), texts=names)
 
 
 def _row(format: str, points: Sequence[RemedyPoint], remedies: Sequence[str]) -> list[str]:
@@ -470,7 +470,7 @@ def frontier_table(model: str, points: list[RemedyPoint]) -> Table:
     ]
     headers = ["quantized", "bits", "format", "remedy", "increase"]
     return Table(
-        f"frontier_{model}", caption, headers, cells, pd.DataFrame(data), names=("quantized", "format", "remedy")
+        f"frontier_{model}", caption, headers, cells, pd.DataFrame(data), texts=("quantized", "format", "remedy")
     )
 
 

@@ -102,10 +102,10 @@ def super_weights_section(rows: list[dict]) -> Section:
     caption = CAPTION.format(over_text, others=OTHERS[kind].format(count=count(number)))
     columns = [*COLUMNS, *BESIDE_COLUMNS[kind]]
     columns += [(header, _percent(name)) for name, header in SINGLE.items() if name in candidates]
-    tables = [Table.of("super_weights", caption, columns, _numbers(candidates), names=2)]
+    tables = [Table.of("super_weights", caption, columns, _numbers(candidates), texts=2)]
     scaled = costs[costs["treatment"] == "scaled"]
     if len(scaled):
-        tables.append(Table.of("scaled", SCALED_CAPTION.format(over_text), SCALED, _numbers(scaled), names=1))
+        tables.append(Table.of("scaled", SCALED_CAPTION.format(over_text), SCALED, _numbers(scaled), texts=1))
     drawings = [Drawing.of("super_weights", DRAWING_CAPTION, weight_costs(costs))]
     title = f"Super weights of {short_name(rows[0]['model'])}"
     further = {"super_weights_costs": _numbers(costs)}

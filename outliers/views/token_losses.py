@@ -160,7 +160,7 @@ def _table(
     data = pd.DataFrame(own, columns=[*fields, "tokens", "tokens_share", "increase_share", *each])
     caption = f"{name} under {variant}: increase of the loss {what}."
     return Table.of(
-        f"losses_by_{kind}_{ending}", caption, columns, data.dropna(axis=1, how="all"), data, names=WORDS, folded=folded
+        f"losses_by_{kind}_{ending}", caption, columns, data.dropna(axis=1, how="all"), data, texts=WORDS, folded=folded
     )
 
 

@@ -310,7 +310,7 @@ def traced_section(trace: "Trace", rows: list[dict], names: TokenNamer, excerpt:
             "attention_sinks": trace.attention_sinks(),
             "sink_tokens": _with_names(trace.sink_tokens(), names),
         }
-    largest = Table.of("largest", LARGEST_CAPTION, LARGEST, _largest_inputs(trace, names), names=2)
+    largest = Table.of("largest", LARGEST_CAPTION, LARGEST, _largest_inputs(trace, names), texts=2)
     rare = [_massive(further["massive_activations"]), _sinks(trace, further)]
     tables = [table for table in (_features(trace), emergence_table(whole), largest, *rare) if isinstance(table, Table)]
     if trace.experts:
@@ -369,7 +369,7 @@ def _features(trace: "Trace") -> Table:
             "large gains: at this α it does not discriminate; try a larger --alpha"
         )
     rows_shown = outliers.head(FEATURES_SHOWN) if len(outliers) else features.head(3)
-    return Table.of("features", f"{caption}. {OF_FEATURES}", FEATURES, features, rows_shown, names=0)
+    return Table.of("features", f"{caption}. {OF_FEATURES}", FEATURES, features, rows_shown, texts=0)
 
 
 def _massive(every: pd.DataFrame) -> Table | str:
@@ -411,7 +411,7 @@ def _sinks(trace: "Trace", further: Mapping[str, pd.DataFrame]) -> Table | str:
         f"Attention sinks ({rule}; the last positions have few queries): share of (layer, head) pairs, averaged over "
         f"sequences. Most common tokens at sinks: {carriers}."
     )
-    return Table.of("attention_sinks", caption, SINKS, every, sinks, names=0)
+    return Table.of("attention_sinks", caption, SINKS, every, sinks, texts=0)
 
 
 def _experts(every: pd.DataFrame) -> Table:
@@ -425,7 +425,7 @@ def _experts(every: pd.DataFrame) -> Table:
         row |= of_layer.loc[of_layer["value"].abs().idxmax(), ["value", "feature"]].to_dict()
         row |= {"of_value": of_layer.loc[of_layer["value"].abs().idxmax(), "expert"]}
         rows.append({"layer": layer, "even": of_layer["share"].mean(), "unused": _unused(of_layer), **row})
-    return Table.of("experts", EXPERTS_CAPTION, EXPERTS, every, pd.DataFrame(rows), names=0)
+    return Table.of("experts", EXPERTS_CAPTION, EXPERTS, every, pd.DataFrame(rows), texts=0)
 
 
 def _unused(of_layer: pd.DataFrame) -> str:
@@ -447,9 +447,9 @@ def _tokens(trace: "Trace") -> list[Table]:
         )
     ]
     return [
-        Table.of("token_types", TYPES_CAPTION, TYPES, types, names=3),
-        Table.of("tokens", TOKENS_CAPTION, TOKENS, tokens, pd.concat(extremes), names=4),
-        Table.of("contexts", CONTEXTS_CAPTION, CONTEXTS, contexts, pd.concat(around), names=3),
+        Table.of("token_types", TYPES_CAPTION, TYPES, types, texts=3),
+        Table.of("tokens", TOKENS_CAPTION, TOKENS, tokens, pd.concat(extremes), texts=4),
+        Table.of("contexts", CONTEXTS_CAPTION, CONTEXTS, contexts, pd.concat(around), texts=3),
     ]
 
 

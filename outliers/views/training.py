@@ -20,12 +20,12 @@ EXACT = f"perplexity.{BASELINE}"
 HEADERS = ["PPL", "over 16 bits (%)", "PPL, float32", "over 16 bits (%)"]
 
 
-class Setting(NamedTuple):
+class RecipeResult(NamedTuple):
     """The final values of the runs of one recipe.
 
     int8: the parts in int8, or "16 bits". decomposition: share of features in 16 bits, as printed. values: final
-    perplexity by seed. perplexity, exact: means with the int8 products and with the same weights in float32. increase,
-    exact_increase: ratios to the run in 16 bits of the same model, seed by seed.
+    perplexity by seed. perplexity, exact: means with int8 products, and of the same weights with float32 products.
+    increase, exact_increase: ratios to the run in 16 bits of the same model, seed by seed.
     """
 
     run: str
@@ -44,7 +44,7 @@ class Setting(NamedTuple):
         return self.int8, self.decomposition
 
 
-def settings(rows: list[dict]) -> list[Setting]:
+def settings(rows: list[dict]) -> list[RecipeResult]:
     """Return the final values of each run, in the order of the rows."""
     models = trained(rows)
     values, exact = of_runs(models, "perplexity"), of_runs(models, EXACT)
@@ -56,7 +56,7 @@ def settings(rows: list[dict]) -> list[Setting]:
         return None if other in (None, run) else ratio(values_of_runs[run], values_of_runs[other])
 
     return [
-        Setting(
+        RecipeResult(
             run,
             short_name(fields["model"]),
             int(fields["parameters"]),
@@ -72,7 +72,7 @@ def settings(rows: list[dict]) -> list[Setting]:
     ]
 
 
-def int8_table(name: str, caption: str, ends: Sequence[Setting], published: dict[str, dict]) -> Table:
+def int8_table(name: str, caption: str, ends: Sequence[RecipeResult], published: dict[str, dict]) -> Table:
     """Make a table with one row per setting. published: further columns, with values by the keys of settings."""
     cells = [
         [
@@ -85,10 +85,10 @@ def int8_table(name: str, caption: str, ends: Sequence[Setting], published: dict
         for setting in ends
     ]
     headers = ["Model", "FFN", "Linear", "Attention", "Decomp", *HEADERS, *published]
-    return Table(name, caption, headers, cells, pd.DataFrame(map(setting_row, ends)), names=5)
+    return Table(name, caption, headers, cells, pd.DataFrame(map(setting_row, ends)), texts=5)
 
 
-def perplexity_cells(setting: Setting) -> list[str]:
+def perplexity_cells(setting: RecipeResult) -> list[str]:
     """Format both perplexities of a setting, each with its increase over 16 bits."""
     pairs = ((setting.perplexity, setting.increase), (setting.exact, setting.exact_increase))
     return [text for ppl, more in pairs for text in (cell(".2f", ppl.value, ppl.reach), _with_interval(more))]
@@ -103,7 +103,7 @@ def signed_increase(ratio: float) -> str:
     return f"{100 * (ratio - 1):+z.1f}"
 
 
-def setting_row(setting: Setting) -> dict:
+def setting_row(setting: RecipeResult) -> dict:
     """Return a setting as a row of the CSV file."""
     row = {name: getattr(setting, name) for name in ("run", "model", "parameters", "int8", "decomposition")}
     for name in ("perplexity", "exact"):
@@ -137,7 +137,7 @@ ATTENDED = Claim(
 LEFT = Claim("{at}", "Of the {change} of '{run}', {left} remains when its final weights are evaluated in float32.")
 
 
-def int8_findings(settings: Sequence[Setting], at: str) -> list[Finding]:
+def int8_findings(settings: Sequence[RecipeResult], at: str) -> list[Finding]:
     """State for each model the cost of training in int8.
 
     That is the cost of all projections and of the feed-forward ones alone, the shares of features in 16 bits that
@@ -148,14 +148,14 @@ def int8_findings(settings: Sequence[Setting], at: str) -> list[Finding]:
     return [finding for runs in compared for finding in _of_model(runs, at)]
 
 
-def _of_model(runs: list[Setting], at: str) -> list[Finding]:
+def _of_model(runs: list[RecipeResult], at: str) -> list[Finding]:
     whole, forward = ([run for run in runs if run.key == (parts, PLAIN)] for parts in (PROJECTIONS, "FFN"))
     decomposed = [run for run in runs if run.int8 == PROJECTIONS and run.decomposition != PLAIN]
     saving = [
         run
         for run in decomposed
         for plain in whole
-        if (change := ratio(run.values, plain.values)) and change.is_shown and change.value < 1
+        if (change := ratio(run.values, plain.values)) and change.differs_from_one and change.value < 1
     ]
     is_free = [run for run in forward if not _is_cost(run.increase) and run.increase.interval is not None]
     left = [run for run in whole if run.exact_increase is not None and _is_cost(run.increase)]
@@ -169,7 +169,7 @@ def _of_model(runs: list[Setting], at: str) -> list[Finding]:
     return [finding for claim, chosen in claims for finding in say(claim, _first_with_changes(chosen), at=at)]
 
 
-def _first_with_changes(runs: Sequence[Setting]) -> list[dict]:
+def _first_with_changes(runs: Sequence[RecipeResult]) -> list[dict]:
     """Return the fields of the first run, with the shares and changes of all runs, in a list; empty without a run."""
     shares, changes = [run.decomposition for run in runs], [_percent(run.increase) for run in runs]
     return [
@@ -200,4 +200,4 @@ def _within(increase: Mean) -> str:
 
 
 def _is_cost(increase: Mean) -> bool:
-    return increase.is_shown and increase.value > 1
+    return increase.differs_from_one and increase.value > 1

@@ -162,7 +162,7 @@ def accuracy_table(rows: list[dict]) -> Table:
     headers = ["model", "weights", *(f"{task} {metric}" for task, metric in table.columns)]
     data = table.set_axis([f"{task}_{metric}" for task, metric in table.columns], axis="columns").reset_index()
     baseline = label_of_weights(BASELINE, run["dtype"])
-    return Table("figure1", caption, headers, cells, data, names=2, baseline=baseline)
+    return Table("figure1", caption, headers, cells, data, texts=2, baseline=baseline)
 
 
 PAIRED = " ±: standard error over the examples of the difference from the unquantized model, paired."

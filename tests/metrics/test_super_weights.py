@@ -29,7 +29,7 @@ from outliers.subjects.given import Given
 from outliers.variants.massive import Massive
 from outliers.variants.term import WeightEntry
 from outliers.views.account import account_section
-from outliers.views.massive import becomes_of
+from outliers.views.massive import after_removals
 from tests.small_models import make_model, make_tokenizer
 from tests.views.shown import shown
 
@@ -284,7 +284,7 @@ def test_an_interrupted_account_is_drawn_without_what_is_missing(planted, tmp_pa
 
 def test_massive_activations_without_what_makes_them(planted):
     *_, rows = planted
-    becomes = becomes_of(rows).set_index("removed")
+    becomes = after_removals(rows).set_index("removed")
     assert becomes.index.tolist() == ["nothing", "weight", "neuron", "activation", "feature", "position"]
     assert (becomes.loc["nothing", ["feature", "layer"]] == [OUTPUT, LAYER]).all()
     assert abs(becomes.loc["nothing", "entry"]) > 1000

@@ -30,7 +30,7 @@ from outliers.show.tables import cell, scatter_note
 from outliers.show.value import Value, exact, value_of, with_paired_errors
 from outliers.show.words import percent
 from outliers.views.ablation import ablation_section
-from outliers.views.causes import ends
+from outliers.views.causes import final_values
 from outliers.views.emergence import by_model, emergence_table
 from outliers.views.perplexity import sweep_findings
 from tests.conftest import STORIES, needs_shared
@@ -152,7 +152,9 @@ def test_costs_of_trained_models_are_paired():
         for name, one in zip(("fp32", "absmax"), sums, strict=True)
     ]
     others = {"perplexity": 9.0, "kurtosis_feature.attn_in": 3.0, "kurtosis_feature.ffn_in": 3.0}
-    (end,) = ends([*rows, *(about | {"metric": name, "value": one} for name, one in others.items())]).to_dict("records")
+    (end,) = final_values([*rows, *(about | {"metric": name, "value": one} for name, one in others.items())]).to_dict(
+        "records"
+    )
     increase = bootstrap(lambda one, other, count: math.exp((other - one) / count) - 1, *sums, counts)
     assert end["cost.absmax_error"] == pytest.approx(100 * increase, rel=0.05)
     of_other_seed = [row | {"seed": 1, "unit_sums": counts} for row in rows]

@@ -104,7 +104,7 @@ def test_intervals_are_those_of_scipy(pairs):
     if logarithms.std() > 1e-6:
         interval = ttest_1samp(logarithms, 0).confidence_interval(0.95)
         assert found.interval == pytest.approx((np.exp(interval.low), np.exp(interval.high)))
-        assert found.is_shown == (ttest_1samp(logarithms, 0).pvalue < 0.05)
+        assert found.differs_from_one == (ttest_1samp(logarithms, 0).pvalue < 0.05)
     of_mean = mean(list(ours.values()))
     assert of_mean.value == pytest.approx(np.mean(list(ours.values())))
     assert ratio(theirs, ours).value == pytest.approx(1 / found.value)
@@ -113,7 +113,7 @@ def test_intervals_are_those_of_scipy(pairs):
 def test_what_one_seed_says():
     assert mean([3.0]) == (3.0, None, 1)
     found = ratio({0: 2.0, 1: 3.0}, {0: 1.0, 7: 9.0})
-    of_both = found.value, found.interval, found.seeds, found.is_shown
+    of_both = found.value, found.interval, found.seeds, found.differs_from_one
     assert of_both == (2.0, None, 1, False), "of seeds that both have"
     assert ratio({0: 2.0}, {1: 2.0}) is None
     assert ratio({0: 0.0}, {0: 2.0}) is None

@@ -65,9 +65,9 @@ def test_an_interval_is_students():
 
 def test_a_ratio_is_shown_beyond_the_scatter_of_seeds():
     shown = ratio({0: 2.0, 1: 2.1, 2: 1.9}, {0: 1.0, 1: 1.0, 2: 1.0})
-    assert shown.is_shown and shown.interval[0] < shown.value < shown.interval[1]
-    assert not ratio({0: 2.0, 1: 0.5}, {0: 1.0, 1: 1.0}).is_shown
-    assert not ratio({0: 2.0}, {0: 1.0}).is_shown, "one seed"
+    assert shown.differs_from_one and shown.interval[0] < shown.value < shown.interval[1]
+    assert not ratio({0: 2.0, 1: 0.5}, {0: 1.0, 1: 1.0}).differs_from_one
+    assert not ratio({0: 2.0}, {0: 1.0}).differs_from_one, "one seed"
 
 
 def test_an_empty_cell_of_a_data_frame_is_no_field():
@@ -91,13 +91,13 @@ def test_cells():
 def test_columns_of_a_table():
     data = pd.DataFrame({"name": ["a", "b"], "x": [1.0, math.nan]})
     columns = (("Name", "{name}"), ("X", "{x:.1f}"), ("of both", lambda row: row["name"] * 2))
-    table = Table.of("one", "Caption.", columns, data, data.head(2), names=1)
+    table = Table.of("one", "Caption.", columns, data, data.head(2), texts=1)
     assert table.headers == ["Name", "X", "of both"]
     assert table.cells == [["a", "1.0", "aa"], ["b", "–", "bb"]]
     assert Table.of("one", "Caption.", columns, data, data.head(1)).cells == table.cells[:1]
     assert table.data is data
     words = Table.of_words("two", "Caption.", ["a", "b"], [["1", "2"]])
-    assert (words.names, words.data.to_dict("records")) == (2, [{"a": "1", "b": "2"}])
+    assert (words.texts, words.data.to_dict("records")) == (2, [{"a": "1", "b": "2"}])
 
 
 def test_a_point_has_its_numbers_in_columns_of_their_own():

@@ -258,7 +258,7 @@ def test_a_wide_table_is_broken_at_the_width_of_a_terminal(monkeypatch):
     """Its headers first, then text, and then the last columns follow below."""
     headers = ["model", "a header of many words", *(f"column {number}" for number in range(12)), "note"]
     cells = [["gpt2-1.7m", "1.5", *(f"{number:.6f}" for number in range(12)), "a note of a few words " * 3]] * 2
-    table = Table("wide", "Wide.", headers, cells, pd.DataFrame(), names=("model", "note"))
+    table = Table("wide", "Wide.", headers, cells, pd.DataFrame(), texts=("model", "note"))
     for columns, width in (("80", 80), ("40", 80), ("120", 120)):
         monkeypatch.setenv("COLUMNS", columns)
         lines = table.printed.splitlines()
