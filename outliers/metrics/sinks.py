@@ -50,7 +50,8 @@ def _values(results: list[torch.Tensor]) -> list[dict]:
     shares, margins = sums[..., 0] / sums[..., 1], sums[..., 2] / sums[..., 3]
     present = sums[..., 1] > 0  # some layers may have fewer heads
     sinks = (shares > SINK).double()[present].mean()
-    whole = {"value": shares[present].mean(), "margin": margins[present].mean(), "heads": sinks}
+    # heads of a layer that gives the first position nothing have no margin
+    whole = {"value": shares[present].mean(), "margin": margins[present].nanmean(), "heads": sinks}
     values = [{"metric": "sinks", "unit": "1", **{name: _short(value) for name, value in whole.items()}}]
     for row, layer in enumerate(layers.tolist()):
         for head in present[row].nonzero()[:, 0].tolist():

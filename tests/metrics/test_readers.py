@@ -252,3 +252,12 @@ def test_readers_of_smollm2():
     want = {"fp32": 51.8865, "zero(247@q)": 129.142, "zero(247@k)": 145.343, "zero(247)": 405.843}
     want |= {"zero(247@up)": 136.526}
     assert outliers.perplexities(model, blocks, list(map(variant, want))) == pytest.approx([*want.values()], rel=1e-4)
+
+
+def test_the_mean_margin_is_over_the_heads_that_have_one():
+    """As those of a layer that gives the first position no probability have none."""
+    seen = torch.tensor([[0.5, 2.0, 1.5, 2.0], [0.5, 2.0, 0.5, 2.0]], dtype=torch.float64)
+    unseen = torch.tensor([[0.0, 2.0, 0.0, 0.0]] * 2, dtype=torch.float64)
+    whole, *heads = SINKS.values([torch.stack([seen, unseen])])
+    assert [head["margin"] for head in heads] == [0.75, 0.25, None, None]
+    assert whole["margin"] == 0.5
