@@ -114,6 +114,10 @@ OWN = {  # of a type: what its default configuration lacks, or asks for
     "glm4v_moe_text": {"rope_parameters": SECTIONS | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}},
     "ernie4_5_vl_moe_text": {"moe_intermediate_size": [48, 48]},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
+        "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 96, "moe_num_experts": 8, "moe_top_k": 2},
+    },
     "dots1": {"n_shared_experts": 1},
     "esmc": {"num_key_value_heads": 4},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
