@@ -322,7 +322,7 @@ MUTATIONS = {
     "outliers/runs/callback.py": [
         ("(last or state.global_step % self.every == 0)", "(state.global_step % self.every == 0)")
     ],
-    "outliers/show/section.py": [("or left <= {BASELINE} < variants", "")],
+    "outliers/show/section.py": [("[] if of_left <= {BASELINE} < variants else left", "left")],
     "outliers/show/value.py": [
         ("_combined(ratio - 1,", "_combined(ratio,"),
         ('row.get("mask_seeds", 1) > 1', 'row.get("mask_seeds", 1) > 2'),
