@@ -148,12 +148,12 @@ MUTATIONS = {
         (" and self.magnitudes is other.magnitudes", ""),
         ('step.call("weight", exact, fitted[-1])', "exact"),
     ],
-    "outliers/quantization/remedies/clip.py": [("math.ceil(quantile", "math.floor(quantile")],
+    "outliers/quantization/remedies/clip.py": [("math.ceil(round(quantile", "math.floor(round(quantile")],
     "outliers/quantization/remedies/smoothing.py": [("weights.pow(1 - strength)", "weights.pow(strength)")],
     "outliers/quantization/remedies/tokens.py": [("(high >= number) | (low <= -number)", "high >= number")],
     "outliers/quantization/convert.py": [
         ("return new.train(module.training)", "return new"),
-        ("None if part.path in left else LAYERS[keep]", "LAYERS[keep]"),
+        ("None if part.path in exact_paths else LAYERS[keep]", "LAYERS[keep]"),
     ],
     "outliers/quantization/store.py": [("if not same:", "if False:")],
     "outliers/quantization/layer.py": [("hidden_states, *self.parameters()", "(hidden_states,)")],
@@ -203,7 +203,7 @@ MUTATIONS = {
         ("places += matrix * places_stride", "pass"),
     ],
     "kernels/outlier_kernels/triton/states.py": [("(token > 0)[:, None]", "(token >= 0)[:, None]")],
-    "outliers/metrics/perplexity.py": [("sum(), len(self.targets)", "sum(), 1 + len(self.targets)")],
+    "outliers/metrics/perplexity.py": [("(total, len(self.targets)", "(total, 1 + len(self.targets)")],
     "outliers/metrics/token_losses.py": [
         ("self.exact.add(start, exact, None)", "self.exact.add(start, logits, None)"),
         ("carried >= share * total", "carried > (1 - share) * total"),
@@ -357,9 +357,7 @@ MUTATIONS = {
     "outliers/show/tables.py": [("if counts[place(row)] == 1", "if counts[place(row)] >= 1")],
     "outliers/terminal/amounts.py": [("if seconds >= 1.5 * factor", "if seconds >= factor")],
     "outliers/show/words.py": [("if share >= MANY:", "if share > 2 * MANY:")],
-    "outliers/models/gguf/fields.py": [
-        ('("embedding_multiplier",), _only(0, 1)', '("embedding_multiplier",), _only(1)')
-    ],
+    "outliers/models/gguf/fields.py": [('"residual_scale", "embedding_scale")', '"residual_scale")')],
     "outliers/views/latency.py": [
         ('before["decode_q1"] > after["decode_q3"]', 'before["decode_q1"] >= after["decode_q3"]'),
         ('before["decode_q3"] < after["decode_q1"]', 'before["decode_q3"] <= after["decode_q1"]'),
