@@ -144,7 +144,7 @@ MUTATIONS = {
         ("min(len(x), math.ceil(SAMPLE / blocks))", "len(x)"),
     ],
     "outliers/quantization/linear.py": [
-        (".is_set_to(weight) and self.version == _version(weight)", ".is_set_to(weight)"),
+        (".is_set_to(weight) and self.version == version_of(weight)", ".is_set_to(weight)"),
         (" and self.magnitudes is other.magnitudes", ""),
         ('step.call("weight", exact, fitted[-1])', "exact"),
     ],

@@ -12,7 +12,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from outliers.quantization.layer import SchemeLinear, StraightThrough
-from outliers.quantization.linear import operand_of, transform_input
+from outliers.quantization.linear import operand_of, transform_input, version_of
 from outliers.quantization.magnitudes import InputSummary, PlainLinear
 from outliers.quantization.schemes import MOST_TRANSFORMS, Scheme
 
@@ -42,6 +42,8 @@ class Int8Linear(SchemeLinear):
         super().__init__(scheme, role, magnitudes)
         self.prepared: Quantized | Packed | None = None
         self.stacked: Quantized | None = None  # of this and other layers, see `multiply_all`
+        self.stacked_bias: torch.Tensor | None = None
+        self.biases: tuple[list, list] = [], []  # those stacked, and by what changes of them are seen
         bias = projection.bias  # the bias of an expert is a view of a larger tensor
         own = bias is None or isinstance(bias, nn.Parameter)
         self.bias = bias if own else nn.Parameter(bias.detach(), requires_grad=False)
@@ -148,8 +150,12 @@ class Int8Linear(SchemeLinear):
                 )
                 for layer, codes in zip(layers, self.stacked.codes, strict=True):
                     layer._buffers["codes"] = codes
-        bias = None if self.bias is None else torch.stack([layer.bias for layer in layers])
-        return dispatch.grouped_linear(rows, ends, self.stacked, bias)
+            if self.bias is not None:
+                biases = [layer.bias for layer in layers]
+                state = [(id(bias), bias.data_ptr(), version_of(bias)) for bias in biases]
+                if state != self.biases[1] or self.bias.is_inference():  # edits of which are not counted
+                    self.stacked_bias, self.biases = torch.stack(biases), (biases, state)
+        return dispatch.grouped_linear(rows, ends, self.stacked, self.stacked_bias)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in FIELDS:
@@ -158,7 +164,7 @@ class Int8Linear(SchemeLinear):
 
     def _apply(self, fn, recurse=True):
         with _LAYOUT:
-            before, self.stacked = self._plain(), None
+            before, self.stacked, self.stacked_bias, self.biases = self._plain(), None, None, ([], [])
             super()._apply(fn, recurse)
             if not before["scale"].is_meta:  # scales follow to another device, but not to another dtype
                 device = self.codes.device
@@ -185,7 +191,8 @@ class Int8Linear(SchemeLinear):
 
     def __getstate__(self) -> dict:
         with _LAYOUT:  # the fast layout can be neither copied nor pickled
-            return {**vars(self), "_buffers": {**self._plain(), "blocks": None}, "prepared": None, "stacked": None}
+            without = {"prepared": None, "stacked": None, "stacked_bias": None, "biases": ([], [])}
+            return {**vars(self), "_buffers": {**self._plain(), "blocks": None}, **without}
 
     def _product(self, rows: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():

@@ -53,7 +53,9 @@ class CachedOperand(NamedTuple):
 
     def is_of(self, weight: torch.Tensor) -> bool:
         """Return whether a weight is unchanged since the operand was made, in about a microsecond."""
-        return self.weight.dtype == weight.dtype and self.weight.is_set_to(weight) and self.version == _version(weight)
+        return (
+            self.weight.dtype == weight.dtype and self.weight.is_set_to(weight) and self.version == version_of(weight)
+        )
 
 
 class CachedDraw(NamedTuple):
@@ -102,7 +104,7 @@ class QuantizedLinear(SchemeLinear):
         """
         made, weight = self.made, self.projection.weight
         if made is None or not made.is_of(weight):
-            version = _version(weight)
+            version = version_of(weight)
             # Ordinary tensors even in inference mode: they are cached, and autograd refuses inference tensors.
             with torch.inference_mode(False), torch.no_grad():
                 made = CachedOperand(operand_of(self.weight, self.here, self.magnitudes), weight.detach(), version)
@@ -161,7 +163,7 @@ class QuantizedLinear(SchemeLinear):
         return combine_products(self.here, rows, self.projection, self._quantized)
 
 
-def _version(weight: torch.Tensor) -> int | None:
+def version_of(weight: torch.Tensor) -> int | None:
     """Return torch's counter of in-place edits; None for inference tensors, which have none."""
     return None if weight.is_inference() else weight._version
 

@@ -667,3 +667,16 @@ def test_a_compiled_layer_with_exact_weights():
         assert torch.equal(run(x), layer(x))
         layer.load_state_dict(other.state_dict())
         assert torch.equal(run(x), other(x))
+
+
+@torch.no_grad()
+def test_biases_of_layers_that_are_multiplied_at_once_are_stacked_until_one_changes(monkeypatch):
+    monkeypatch.setattr(dispatch, "grouped_linear", reference.grouped_linear)
+    layers = tuple(Int8Linear(nn.Linear(8, 4), get_scheme("absmax-vector")) for _ in range(3))
+    first, given = layers[0], (torch.randn(6, 8), torch.tensor([2, 4, 6]))
+    before, stacked = first.multiply_all(layers, *given), first.stacked_bias
+    assert first.multiply_all(layers, *given).equal(before) and first.stacked_bias is stacked
+    layers[1].bias += 1
+    assert (first.multiply_all(layers, *given) - before).round().sum(1).tolist() == [0, 0, 4, 4, 0, 0]
+    layers[2].bias = nn.Parameter(layers[2].bias + 1)
+    assert (first.multiply_all(layers, *given) - before).round().sum(1).tolist() == [0, 0, 4, 4, 4, 4]
