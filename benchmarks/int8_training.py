@@ -18,7 +18,7 @@ from torch.nn import functional
 from outliers.config.recipe import Recipe
 from outliers.models.pocket.ladder import CONTEXT, LADDER, VOCABULARY
 from outliers.trainer.optimizers import optimizer_of
-from outliers.trainer.start import start
+from outliers.trainer.start import initial_model
 
 PROJECTIONS = ["ffn", "linear"]
 SETTINGS = {
@@ -34,7 +34,7 @@ COLUMNS = {"in int8": "{setting}", "ms a step": "{milliseconds:.0f}", "of 16 bit
 
 def step_of(recipe: Recipe) -> Callable[[], None]:
     """Return a function that makes a step of training."""
-    model = start(recipe, 0)
+    model = initial_model(recipe, 0)
     optimizer = optimizer_of(recipe.optimizer, model, recipe.learning_rate, recipe.weight_decay)
 
     @torch.compile

@@ -34,7 +34,7 @@ from outliers.subjects.vision import CLASSES, SIDE, digits
 from outliers.text.corruption import Spans, chosen_positions, corrupted, sentinels_of
 from outliers.trainer.corpus import Corpus, SpecialTokens, blocks_in_order, prepare_corpus
 from outliers.trainer.loop import train
-from outliers.trainer.start import CONFIGS, TIED, size_fields, start
+from outliers.trainer.start import CONFIGS, TIED, initial_model, size_fields
 
 TEXTS = {
     "--c4": ("c4_en_1000.jsonl", "JSON lines of C4 (en), train split, first 1,000 rows"),
@@ -118,8 +118,8 @@ MASKS = SpecialTokens(
 
 OBJECTIVES = {
     "next tokens": Objective(prepare_corpus, _next_tokens),
-    "corrupted spans": Objective(partial(prepare_corpus, vocabulary=SPANS), _corrupted_spans),
-    "masked tokens": Objective(partial(prepare_corpus, vocabulary=MASKS), _masked_tokens),
+    "corrupted spans": Objective(partial(prepare_corpus, special_tokens=SPANS), _corrupted_spans),
+    "masked tokens": Objective(partial(prepare_corpus, special_tokens=MASKS), _masked_tokens),
     "pictures": Objective(_prepare_digits, _digits),
 }
 
@@ -161,7 +161,7 @@ CONFIGS |= {"t5": _t5, "bert": _bert, "vit": _vit}
 @torch.no_grad()
 def begin(recipe: Recipe, seed: int) -> PreTrainedModel:
     """Return the model of a rung before its first step, in float32."""
-    model, rung = start(recipe, seed), LADDER[recipe.start]
+    model, rung = initial_model(recipe, seed), LADDER[recipe.start]
     if rung.architecture == "t5":
         model.get_input_embeddings().weight.mul_(EMBEDDING)
     if rung.architecture == "bert":  # Vaswani et al., 2017, section 3.5

@@ -23,7 +23,7 @@ class Backend(NamedTuple):
     """One implementation of the kernels.
 
     name: its name for OUTLIERS_KERNELS. row_name: its name in rows, which the variable accepts too. runs_on: whether it
-    is available, from the type of a device and whether the variable selects a backend. linear, product, quantize,
+    is available on a type of device; the flag says whether the variable selects it. linear, product, quantize,
     states, attention, losses, grouped: the module that computes each operation, imported on first use; its `serves`
     tests operands. The reference serves all operands.
     """
@@ -198,8 +198,8 @@ def linear(
         return _multiply(hidden_states, weight, bias, activations, threshold, arithmetic, exact)
     scheme = None if activations is None else str(activations), threshold, arithmetic
     if isinstance(weight, Packed):
-        readable = weight.address != 0
-        return linear_packed(hidden_states, weight.blocks, weight.scale, bias, weight.shape[0], readable, *scheme[:2])
+        has_layout = weight.address != 0
+        return linear_packed(hidden_states, weight.blocks, weight.scale, bias, weight.shape[0], has_layout, *scheme[:2])
     exact_parts = (
         (None, None) if exact is None else (exact.weight, None if exact.quantizer is None else str(exact.quantizer))
     )
@@ -350,12 +350,12 @@ def linear_plain(
     threshold: float | None,
     arithmetic: str,
     exact_weight: torch.Tensor | None,
-    weights: str | None,
+    exact_quantizer: str | None,
 ) -> torch.Tensor:
     """Compute `linear` with a `Quantized` weight, as the operator `torch.ops.outlier_kernels.linear`; quantizers are
     text."""
     weight = Quantized(codes, scale, zero_point, code_sums)
-    exact = None if exact_weight is None else Exact(exact_weight, Quantizer.read(weights))
+    exact = None if exact_weight is None else Exact(exact_weight, Quantizer.read(exact_quantizer))
     return _multiply(hidden_states, weight, bias, Quantizer.read(activations), threshold, arithmetic, exact)
 
 
@@ -371,15 +371,16 @@ def linear_packed(
     scale: torch.Tensor,
     bias: torch.Tensor | None,
     outputs: int,
-    readable: bool,
+    has_layout: bool,
     activations: str,
     threshold: float | None,
 ) -> torch.Tensor:
     """Compute `linear` with a `Packed` weight, as the operator `torch.ops.outlier_kernels.linear_packed`.
 
-    readable: whether the weight has an address; the address itself must not be recorded in a graph.
+    has_layout: whether the passes know the layout of the codes in memory, `Packed.address`; the address itself must not
+    be recorded in a graph.
     """
-    address = packed.address_of(blocks) if readable else 0
+    address = packed.address_of(blocks) if has_layout else 0
     weight = Packed(blocks, scale, (outputs, hidden_states.shape[1]), address)
     return _multiply(hidden_states, weight, bias, Quantizer.read(activations), threshold, "exact")
 

@@ -190,9 +190,9 @@ def granularities(format: str, operand: str) -> list[str]:
     return [name for name, operands in GRANULARITIES.items() if operand in operands and (name == BLOCK) == fixed]
 
 
-def find(thing: object) -> object:
+def import_location(location: object) -> object:
     """Return the object at "module:name", imported on first use; anything but a string is returned unchanged."""
-    return pkgutil.resolve_name(thing) if isinstance(thing, str) else thing
+    return pkgutil.resolve_name(location) if isinstance(location, str) else location
 
 
 ROWS = Quantizer("int8", "row")  # activations of vector-wise quantization (section 3.1)

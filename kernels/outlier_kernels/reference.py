@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from outlier_kernels import reference_formats, reference_integers, reference_systems
-from outlier_kernels.formats import FORMATS, ROWS, Quantizer, find
+from outlier_kernels.formats import FORMATS, ROWS, Quantizer, import_location
 from outlier_kernels.reference_integers import CODE_MAX, Quantized
 
 EXACT_IN_FLOATS = 1024  # features whose products of codes sum exactly in float32: 1024 · 128² = 2^24
@@ -30,7 +30,7 @@ class Exact(NamedTuple):
 
 def function_of(named: str | Callable) -> Callable:
     """Return the function that a format gives by name or location; a function is returned unchanged."""
-    return FUNCTIONS.get(named) or find(named)
+    return FUNCTIONS.get(named) or import_location(named)
 
 
 def quantize(matrix: torch.Tensor, quantizer: Quantizer | None) -> Quantized:
@@ -228,6 +228,8 @@ def grouped_linear(
 def _inliers(
     x: torch.Tensor, weight: Quantized, outliers: torch.Tensor, activations: Quantizer | None, exact: Exact | None
 ) -> tuple[torch.Tensor, Quantized]:
+    """Return the inputs and the weight without the outlier features: cut out, or zeroed if groups of features share a
+    scale, whose boundaries must stay."""
     quantizers = activations, exact and exact.quantizer
     if weight.group is None and not any(quantizer and quantizer.group for quantizer in quantizers):
         rest = quantize(exact.weight[:, ~outliers], exact.quantizer) if exact else _columns(weight, ~outliers)

@@ -90,7 +90,8 @@ def moments(x: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def kurtoses(by_token: torch.Tensor, features: int) -> dict[str, torch.Tensor]:
-    """Return `kurtosis_tensor` and `kurtosis_token` from the power sums of each token (4, tokens)."""
+    """Return `kurtosis_tensor` and `kurtosis_token`, each with all positions and without position 0, from the power
+    sums of each token (4, tokens)."""
     of_tokens = kurtosis(by_token / features)
     of_tensor = [kurtosis(by_token[:, first:].mean(1) / features) for first in (0, 1)]
     return {

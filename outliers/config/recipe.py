@@ -17,7 +17,7 @@ class Recipe(BaseModel):
 
     start: a rung of the pocket ladder, trained from scratch, or a model that is trained further. learning_rate: the
     peak, followed by a cosine decay to zero; it and the batch are the rung's unless given. weight_decay: of matrices
-    and embeddings. attention, gated, positions, norm: see `outliers.trainer.architectures.change`. int8 and later
+    and embeddings. attention, gated, positions, norm: see `outliers.trainer.architectures.modify_gpt2`. int8 and later
     fields: which products are in int8, and how, see `outliers.train_int8`.
     """
 

@@ -38,7 +38,7 @@ from outliers.tracing.table4 import trace_row
 from outliers.tracing.trace import traces
 from outliers.trainer.layers import train_int8
 from outliers.trainer.loop import train
-from outliers.trainer.start import start
+from outliers.trainer.start import initial_model
 from outliers.variants.draw import drawn
 
 ERROR = "perplexity_error"  # standard error over the text
@@ -179,7 +179,7 @@ class TrainingMeasurement(Measurement):
         self, model_cache: ModelCache, cells: Sequence[Cell], _part: slice, _provenance: dict
     ) -> list[RunResult]:
         run, metric = cells[0].subject, cells[0].metric
-        model = start(run.recipe, run.seed, find_device(run.experiment.device))
+        model = initial_model(run.recipe, run.seed, find_device(run.experiment.device))
         fields = {"architecture": model.config.model_type, "parameters": model.num_parameters()}
         with naming(run.name):
             steps = {*metric.watched, run.recipe.steps}

@@ -27,7 +27,7 @@ from outliers.runs.rows import FILE, Row, Rows, append, read_rows
 from outliers.subjects.provenance import environment
 from outliers.text.blocks import tokens_hash
 from outliers.text.given import checked_ids
-from outliers.trainer.loop import log_beside
+from outliers.trainer.loop import log_extra
 
 EVERY = 100  # steps; benchmarks/callback_cost.py says what that costs
 PREFIX = "outliers/"  # of metrics' names in reporters
@@ -133,7 +133,7 @@ class OutlierCallback(TrainerCallback):
             view: {name: value for name, value in metrics.items() if name.partition(".")[0] in REPORTED}
             for view, metrics in by_view.items()
         }
-        log_beside(self.trainer.log, control, {f"{PREFIX}{name}": value for name, value in flat(reported).items()})
+        log_extra(self.trainer.log, control, {f"{PREFIX}{name}": value for name, value in flat(reported).items()})
 
     def _row(self, step: int, model: torch.nn.Module, values: list[dict], seconds: float) -> Row:
         model = extract_model_from_parallel(model, keep_torch_compile=False)

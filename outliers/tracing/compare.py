@@ -20,7 +20,7 @@ def compare(trace_a: Trace, trace_b: Trace, layers: float = LAYERS, positions: f
 
     Args:
         trace_a, trace_b: traces of the same roles with the same alpha.
-        layers, positions: the criterion, as in `Trace.outlier_features`.
+        layers, positions: the least fractions of layers and positions, as in `Trace.outlier_features`.
 
     Returns:
         One row per feature: whether it is an outlier feature of either trace, `outlier_a` and `outlier_b`; its

@@ -28,7 +28,8 @@ class InputSums(NamedTuple):
 
 
 def write_imatrix(path: Path, sums: dict[str, InputSums], text: str, chunks: int, block: int) -> None:
-    """Write the sums of the inputs of weights, by the names of the weights.
+    """Write the sums of the inputs of weights, by the names of the weights; text: the name of the text, of which there
+    are `chunks` sequences of `block` tokens.
 
     In the file, NAME.in_sum2 is float32 (matrices, features) and NAME.counts float32 (matrices, 1), where NAME is that
     of the weight.

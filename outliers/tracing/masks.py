@@ -112,7 +112,7 @@ def masks(
 
     def see(layer: int, role: str, x: torch.Tensor) -> None:
         name, size = names[layer, role], x.float().abs()
-        marked = _massive(size) if role == RESIDUAL else _large(size, outliers, trace.alpha)
+        marked = _massive_entries(size) if role == RESIDUAL else _outlier_entries(size, outliers, trace.alpha)
         features[name] = features.get(name, torch.tensor(False)) | marked.any(0).cpu()
         marked_tokens = tokens.setdefault(name, torch.zeros(len(ids), max(map(len, ids)), dtype=torch.bool))
         marked_tokens[turn, : len(x)] = marked.any(1).cpu()
@@ -124,14 +124,15 @@ def masks(
     return Masks(features, tokens, _labels(model, ids, trace))
 
 
-def _large(size: torch.Tensor, outliers: list[int], alpha: float) -> torch.Tensor:
-    marked = torch.zeros_like(size, dtype=torch.bool)
-    marked[:, outliers] = size[:, outliers] >= alpha
+def _outlier_entries(magnitude: torch.Tensor, outliers: list[int], alpha: float) -> torch.Tensor:
+    """Return which entries of outlier features have a magnitude (T, features) of at least alpha."""
+    marked = torch.zeros_like(magnitude, dtype=torch.bool)
+    marked[:, outliers] = magnitude[:, outliers] >= alpha
     return marked
 
 
-def _massive(size: torch.Tensor) -> torch.Tensor:
-    return (size > MASSIVE) & (size >= MASSIVE_RATIO * size.median())
+def _massive_entries(magnitude: torch.Tensor) -> torch.Tensor:
+    return (magnitude > MASSIVE) & (magnitude >= MASSIVE_RATIO * magnitude.median())
 
 
 def _labels(model: PreTrainedModel, ids: list[torch.Tensor], trace: Trace) -> dict:

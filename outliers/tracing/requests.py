@@ -1,5 +1,7 @@
 """Traces of several requests in one folder: the last one, and the others below `earlier/`.
 
+A request is what a run was asked for: a model, a text, and options that change what is traced.
+
 This module does not import torch, so that a finished run is reprinted at once.
 """
 
@@ -29,7 +31,8 @@ def labels_of(path: Path) -> dict | None:
 
 
 def request_of(labels: dict) -> str:
-    """Return a name for the source of a trace, without weights and code, which change within a request."""
+    """Return a name for the request of a trace, a hash of its labels without those of weights and code, which may
+    change between two runs of one request."""
     request = {name: value for name, value in labels.items() if name not in ("weights_hash", "code")}
     return f"{STEM}-{hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:12]}"
 

@@ -26,7 +26,7 @@ from outliers.errors import UserError, joined_names, shown
 from outliers.tracing import tokens
 from outliers.tracing.frame import Frame
 from outliers.tracing.sketch import KEYED, quantiles, unpack_keys
-from outliers.tracing.statistics import BY_POSITION, ON_STREAM, STREAM, combine, states_of_tokens, united_roles
+from outliers.tracing.statistics import BY_POSITION, ON_STREAM, STREAM, combine, token_states, united_roles
 
 PLACE = ["feature", "position", "token"]
 NAMED = 8  # outlier features in the printed form of a trace
@@ -537,13 +537,13 @@ class Trace:
             UserError: attention was not traced.
         """
         reached = self.statistics["text.sequences"]
-        share = self._sinks("sinks").sum(0).double() / (self.layers * self.heads * reached)
+        share = self._sink_counts("sinks").sum(0).double() / (self.layers * self.heads * reached)
         return pd.DataFrame({"position": range(self.block), "share": share.numpy()})
 
     def sink_tokens(self) -> Frame:
         """Return the token ids at sinks, the most common first; `share` is their fraction of all (layer, head, sink)
         triples."""
-        counts = pd.Series(self._sinks("sinks_tokens").numpy()).sort_values(ascending=False, kind="stable")
+        counts = pd.Series(self._sink_counts("sinks_tokens").numpy()).sort_values(ascending=False, kind="stable")
         counts = counts[counts > 0]
         return self._with_names(pd.DataFrame({"token": counts.index, "share": (counts / counts.sum()).to_numpy()}))
 
@@ -574,10 +574,12 @@ class Trace:
         Raises:
             UserError: the trace has no tokens, or not of this role; there is no such feature; `by` is something else.
         """
-        states = states_of_tokens(self.roles)
+        states = token_states(self.roles)
         return Frame(tokens.table_of(self.statistics, states, self.names, feature, by, role or states[0]))
 
-    def _sinks(self, name: str) -> torch.Tensor:
+    def _sink_counts(self, name: str) -> torch.Tensor:
+        """Return a statistic of attention sinks, "attention.NAME"; raise UserError if the trace is without
+        attention."""
         if not self.heads:
             raise UserError("attention sinks were not looked for; trace with attention=True")
         return self.statistics[f"attention.{name}"]

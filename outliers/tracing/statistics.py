@@ -58,9 +58,9 @@ def united_roles(roles: Iterable[str]) -> list[tuple[str, ...]]:
     return [(role,) for role in roles] + ([shared] if len(shared) > 1 else [])
 
 
-def states_of_tokens(roles: Iterable[str]) -> list[str]:
-    """Return the states whose tokens a trace may have: the united roles of the residual stream, and the stream
-    itself."""
+def token_states(roles: Iterable[str]) -> list[str]:
+    """Return the states for which statistics by token may be kept: the united roles of the residual stream, such as
+    "attn_in+ffn_in", and "residual"."""
     return [state for state in ("+".join(role for role in ON_STREAM if role in roles), "residual") if state]
 
 
@@ -70,7 +70,7 @@ def tables_of(roles: Iterable[str], attention: bool, tokens: bool, experts: bool
     tables |= {"residual": OF_RESIDUAL, "text": OF_TEXT} | ({"attention": OF_ATTENTION} if attention else {})
     tables |= ({"tokens": OF_TOKENS} if tokens else {}) | ({"experts": OF_EXPERTS} if experts else {})
     more = [("+".join(united), OF_UNITED) for united in united_roles(roles)]
-    more += [(state, OF_CARRIERS) for state in states_of_tokens(roles) if tokens]
+    more += [(state, OF_CARRIERS) for state in token_states(roles) if tokens]
     for state, table in more:
         tables[state] = tables.get(state, {}) | table
     return tables
@@ -87,6 +87,8 @@ COMBINE = {"min": torch.minimum, "max": torch.maximum, "largest": _larger_rows} 
 
 
 def combine(name: str, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Return a statistic of two traces from those of each, added up unless the last part of its name has another
+    rule."""
     kind = name.rpartition(".")[2]
     if kind in BY_POSITION:
         return add_from_start(first.clone(), second, BY_POSITION[kind])

@@ -56,7 +56,8 @@ class TokenSums:
                 self._add_places(f"{state}.{extreme}", by_feature, windows[1:])
 
     @property
-    def seen(self) -> list[int]:
+    def token_ids(self) -> list[int]:
+        """The ids of the tokens that occurred, in ascending order."""
         return self.occurred.nonzero()[:, 0].tolist()
 
     def statistics(self) -> TokenStatistics:

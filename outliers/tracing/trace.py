@@ -35,7 +35,7 @@ from outliers.tracing.statistics import (
     ON_STREAM,
     SKETCHED,
     add_from_start,
-    states_of_tokens,
+    token_states,
     united_roles,
 )
 from outliers.tracing.tokens import TokenSums
@@ -205,7 +205,7 @@ def _hooks_of(
     def of_view(see: Callable) -> Callable:
         return lambda number, *seen: see(number, *seen) if number in layers else None
 
-    yield input_hooks(tracked, observer.see_memory if view.cross else observer.see_hidden_state)
+    yield input_hooks(tracked, observer.see_encoder_output if view.cross else observer.see_hidden_state)
     if not view.cross:
         yield residual_hooks(model, of_view(observer.see_residual), layer)
         yield expert_hooks(model, of_view(observer.see_units), of_view(observer.see_expert), layer)
@@ -224,7 +224,8 @@ def _check_roles(roles: Iterable[str]) -> tuple[str, ...]:
 
 
 def _widths(model: PreTrainedModel, view: StackView) -> dict[str, dict[int, int]]:
-    """Return the number of features of each hidden state by layer of a view; 0 for those of the residual stream."""
+    """Return the number of features of each hidden state, by state and layer of a view; 0 stands for the width of the
+    residual stream."""
     widths: dict[str, dict[int, int]] = defaultdict(dict)
     for reader in state_readers(model):
         in_view = view.cross == (reader.role == "cross_kv") and reader.layer in view.layers
@@ -272,10 +273,12 @@ def _with_place(*place: int | str) -> Iterator[None]:
 
 
 class _TraceObserver:
-    """An accumulator that reduces the hidden states of sequences, each (T,), to a `Trace`; layers may take turns.
+    """An accumulator that reduces the hidden states of sequences, each (T,), to a `Trace`.
 
-    Statistics of one layer are added up at once. Statistics over all layers are kept for each sequence until its end,
-    with an entry per input of a layer, because a streamed model passes all sequences through a layer before the next.
+    A turn is what the hooks see from one call of `begin` to the next: one sequence, in one layer of a streamed model
+    and in all layers of another. Statistics of one layer are added up at once. Statistics over all layers are kept for
+    each sequence until its end, with an entry per input of a layer, because a streamed model passes all sequences
+    through a layer before the next.
     """
 
     def __init__(
@@ -400,7 +403,7 @@ class _TraceObserver:
             }
         return self.experts[layer]
 
-    def see_memory(self, layer: int, role: str, x: torch.Tensor) -> None:
+    def see_encoder_output(self, layer: int, role: str, x: torch.Tensor) -> None:
         """Record the encoder's output where a layer of the decoder reads it."""
         self.see_hidden_state(layer, role, x)
         self.see_residual(layer, x)
@@ -427,7 +430,7 @@ class _TraceObserver:
         for united in united_roles(self.roles):
             self._add(f"{'+'.join(united)}.positions_hit", reduce(torch.logical_or, map(hit.get, united)).sum(0))
         if self.tokens:
-            united = {s: reduce(torch.maximum, map(magnitudes.get, s.split("+"))) for s in states_of_tokens(self.roles)}
+            united = {s: reduce(torch.maximum, map(magnitudes.get, s.split("+"))) for s in token_states(self.roles)}
             self.tokens.add(ids, united)
         for kept in (kept for by_key in self.kept.values() for kept in by_key.values()):
             kept[self.number, : len(ids)].zero_()
@@ -457,7 +460,7 @@ class _TraceObserver:
         trace = Trace(self.alpha, self.roles, *sizes, statistics, self.sketch, **fields)
         if self.tokens:
             statistics |= self.tokens.statistics()
-            trace.names = self.names(self.tokens.seen)
+            trace.names = self.names(self.tokens.token_ids)
         return trace
 
     def _state(self, layer: int, name: str, table: dict, x: torch.Tensor, kept: torch.Tensor | None) -> states.State:

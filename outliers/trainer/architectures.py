@@ -80,7 +80,7 @@ class ChangedAttention(GPT2Attention):
         return self.c_proj(states.flatten(-2)), probabilities
 
 
-def change(model: PreTrainedModel, attention: str, gated: bool, positions: str, norm: str) -> PreTrainedModel:
+def modify_gpt2(model: PreTrainedModel, attention: str, gated: bool, positions: str, norm: str) -> PreTrainedModel:
     """Replace parts of a GPT-2 that was just built; a model that keeps all parts is returned as it is.
 
     Args:

@@ -65,9 +65,10 @@ class Corpus(NamedTuple):
     folder: Path
 
 
-def prepare_corpus(c4: Path, wikitext: Path, work: Path, vocabulary: SpecialTokens = CAUSAL) -> Corpus:
-    """Train the tokenizer and tokenize the text, once for the same two files; both are cached in a folder of `work`."""
-    read = c4.read_bytes() + wikitext.read_bytes() + " ".join(vocabulary.tokens).encode()
+def prepare_corpus(c4: Path, wikitext: Path, work: Path, special_tokens: SpecialTokens = CAUSAL) -> Corpus:
+    """Train the tokenizer and tokenize the text, once for the same files and special tokens; both are cached in a
+    folder of `work`."""
+    read = c4.read_bytes() + wikitext.read_bytes() + " ".join(special_tokens.tokens).encode()
     digest = hashlib.sha256(read).hexdigest()[:12]
     folder = work / f"corpus-{digest}"
     ids_file, tokenizer_folder = folder / "tokens.npy", folder / "tokenizer"
@@ -77,17 +78,17 @@ def prepare_corpus(c4: Path, wikitext: Path, work: Path, vocabulary: SpecialToke
     documents = read_file(c4)[:C4_TRAINING_ROWS] + wikitext_articles("\n".join(read_file(wikitext)))
     random.Random(0).shuffle(documents)
     tokenizer = ByteLevelBPETokenizer()
-    first, end = vocabulary.tokens, vocabulary.tokens.index(vocabulary.roles["eos_token"])
+    first, end = special_tokens.tokens, special_tokens.tokens.index(special_tokens.roles["eos_token"])
     tokenizer.train_from_iterator(documents, vocab_size=VOCABULARY, special_tokens=first, show_progress=False)
     ids = np.concatenate([np.array([*row.ids, end], dtype=np.uint16) for row in tokenizer.encode_batch(documents)])
-    if vocabulary.template:
+    if special_tokens.template:
         numbered = list(zip(first, range(len(first)), strict=True))
-        tokenizer.post_processor = TemplateProcessing(*vocabulary.template, special_tokens=numbered)
+        tokenizer.post_processor = TemplateProcessing(*special_tokens.template, special_tokens=numbered)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer._tokenizer,
-        additional_special_tokens=list(vocabulary.others),
+        additional_special_tokens=list(special_tokens.others),
         model_max_length=CONTEXT,
-        **vocabulary.roles,
+        **special_tokens.roles,
     )
     fast.save_pretrained(tokenizer_folder)
     part = folder / "part.npy"

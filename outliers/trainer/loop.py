@@ -50,7 +50,7 @@ def train(
     with the same losses as an uninterrupted run.
 
     Args:
-        model: the model that `outliers.trainer.start.start` returns.
+        model: the model that `outliers.trainer.start.initial_model` returns.
         recipe: the recipe that the model was made by.
         blocks: token ids for next-token prediction, integers (steps · batch, T), or examples (steps · batch) with
             labels; in the order in which they are read.
@@ -119,8 +119,9 @@ def last_checkpoint(folder: Path) -> Path | None:
     return None
 
 
-def log_beside(log: Callable[[dict], None], control: TrainerControl, values: dict) -> None:
-    """Log values in a Trainer's callback, and keep the Trainer's own log of the step, which would be reset."""
+def log_extra(log: Callable[[dict], None], control: TrainerControl, values: dict) -> None:
+    """Log values in a callback of a Trainer, whose `log` would otherwise reset `control.should_log`, so that the
+    Trainer would not log the step itself."""
     should_log = control.should_log
     log(values)
     control.should_log = should_log
@@ -163,7 +164,7 @@ class _MeasuringCallback(TrainerCallback):
     def on_step_end(self, _arguments, state, control, model: PreTrainedModel, **_others) -> None:
         self.progress(1)
         if state.global_step in self.steps:
-            log_beside(self.log, control, self.measure(model, state.global_step))
+            log_extra(self.log, control, self.measure(model, state.global_step))
 
 
 def check_step(step: int, model: nn.Module, loss: torch.Tensor, run: Callable[[], object]) -> None:

@@ -7,7 +7,7 @@ from outliers.config.recipe import Recipe
 from outliers.models.anatomy import family_of
 from outliers.models.load import load_model
 from outliers.models.pocket.ladder import CONTEXT, LADDER, VOCABULARY, Rung
-from outliers.trainer.architectures import change
+from outliers.trainer.architectures import modify_gpt2
 from outliers.trainer.layers import train_int8
 
 
@@ -51,8 +51,9 @@ def _mixtral(rung: Rung) -> PretrainedConfig:
 CONFIGS = {"gpt2": _gpt2, "gptj": _gptj, "opt": _opt, "mixtral": _mixtral}
 
 
-def start(recipe: Recipe, seed: int, device: str = "cpu") -> PreTrainedModel:
-    """Return the model of a recipe before its first step, in float32 with the recipe's architecture and products.
+def initial_model(recipe: Recipe, seed: int, device: str = "cpu") -> PreTrainedModel:
+    """Return the model of a recipe before its first step, in float32 with the recipe's architecture, and with int8
+    products if it asks for them.
 
     Raises:
         UserError: the model to train further is unknown; an architecture other than GPT-2 would be changed; or as
@@ -64,11 +65,11 @@ def start(recipe: Recipe, seed: int, device: str = "cpu") -> PreTrainedModel:
         model = family_of(config).made_by.from_config(config).to(device)
     else:
         model = load_model(recipe.start, device=device)
-    change(model, recipe.attention, recipe.gated, recipe.positions, recipe.norm)
-    return in_int8(model, recipe) if recipe.int8 else model
+    modify_gpt2(model, recipe.attention, recipe.gated, recipe.positions, recipe.norm)
+    return set_int8(model, recipe) if recipe.int8 else model
 
 
-def in_int8(model: PreTrainedModel, recipe: Recipe) -> PreTrainedModel:
+def set_int8(model: PreTrainedModel, recipe: Recipe) -> PreTrainedModel:
     """Put the products of a model into int8 as its recipe says, in place, and return it."""
     parts = {part: part in recipe.int8 for part in ("ffn", "linear", "attention")}
     return train_int8(model, **parts, **recipe.model_dump(include={"decomposition", "outlier_threshold", "stochastic"}))

@@ -206,7 +206,7 @@ def test_cpu_sums_are_exact(k, tokens):
     rows[0] = 127 - 254 * (torch.arange(k) % 2)
     codes[0], codes[1] = rows[0], -rows[0]
     weight = reference.Quantized(rows, torch.ones(16, 1))
-    assert packed.packs(weight)
+    assert packed.can_pack(weight)
     got = packed._product((codes.to(torch.int16) + 128).to(torch.uint8), packed.pack(weight), torch.ones(16))
     want = codes.double() @ rows.double().T
     small = want.abs() <= 2**23
@@ -272,9 +272,9 @@ def test_what_the_int8_units_cannot_multiply():
     weight = torch.randn(4, 24, generator=torch.Generator().manual_seed(0))
     rows = reference.quantize(weight, int8())
     wide = torch.zeros(1, packed.LARGEST_K + 1, dtype=torch.int8)
-    assert packed.packs(rows)
-    assert packed.packs(reference.Quantized(wide[:, 1:], torch.ones(1, 1)))
-    assert not any(packed.packs(rows, activations) for activations in (None, int8(False)))
+    assert packed.can_pack(rows)
+    assert packed.can_pack(reference.Quantized(wide[:, 1:], torch.ones(1, 1)))
+    assert not any(packed.can_pack(rows, activations) for activations in (None, int8(False)))
     for other in (
         reference.quantize(weight.double(), int8()),  # scales of more digits than it has
         reference.quantize(weight, int8(False)),
@@ -282,7 +282,7 @@ def test_what_the_int8_units_cannot_multiply():
         # Codes that are nearly all of one sign: oneDNN's AMX path would round their sums twice.
         *(reference.Quantized(torch.full((4, 1000), code, dtype=torch.int8), torch.ones(4, 1)) for code in (100, -100)),
     ):
-        assert not packed.packs(other)
+        assert not packed.can_pack(other)
         assert dispatch.prepare(other) is other
 
 

@@ -22,7 +22,7 @@ from outliers.models.pocket.ladder import CONTEXT, LADDER, VOCABULARY
 from outliers.trainer import loop
 from outliers.trainer.architectures import CLIPPED_BELOW, NORMALIZED, ChangedAttention, rotated
 from outliers.trainer.optimizers import OPTIMIZERS, optimizer_of
-from outliers.trainer.start import start
+from outliers.trainer.start import initial_model
 
 TINY = {"start": "gpt2-0.1m", "batch": 2}
 
@@ -58,7 +58,7 @@ def test_a_recipe_has_the_rate_and_the_batch_of_its_rung():
     own = Recipe(start="gpt2-0.5m", learning_rate=1.0)
     assert (own.learning_rate, own.batch) == (1.0, 16)
     assert Recipe(start="smollm2-135m").batch == 8
-    assert start(Recipe(**TINY), 0).config.n_positions == CONTEXT
+    assert initial_model(Recipe(**TINY), 0).config.n_positions == CONTEXT
     spec = Training(recipe={"start": "gpt2-0.5m", "steps": 7}, runs={"as it is": None, "fast": {"steps": 3}})
     assert [(run.start, run.steps) for run in spec.runs.values()] == [("gpt2-0.5m", 7), ("gpt2-0.5m", 3)]
 
@@ -106,7 +106,7 @@ def test_positions_rotate_as_in_transformers():
 
 def test_the_changed_attention_without_a_change_is_that_of_transformers():
     ids = torch.randint(0, VOCABULARY, (2, 20))
-    model = start(Recipe(**TINY), 0).eval()
+    model = initial_model(Recipe(**TINY), 0).eval()
     own = model(ids).logits
     for block in model.transformer.h:
         block.attn.__class__ = ChangedAttention
@@ -125,7 +125,7 @@ def test_the_changed_attention_without_a_change_is_that_of_transformers():
 )
 def test_a_changed_model_is_another_one_that_sees_no_future(change):
     ids = torch.randint(0, VOCABULARY, (1, 20))
-    plain, changed = (start(Recipe(**TINY, **fields), 0).eval() for fields in ({}, change))
+    plain, changed = (initial_model(Recipe(**TINY, **fields), 0).eval() for fields in ({}, change))
     later = ids.clone()
     later[0, 10:] = 7
     assert not torch.allclose(changed(ids).logits, plain(ids).logits)
@@ -137,7 +137,7 @@ def test_a_changed_model_is_another_one_that_sees_no_future(change):
 
 def test_gates_close_heads():
     ids = torch.randint(0, VOCABULARY, (1, 20))
-    model = start(Recipe(**TINY, gated=True), 0).eval()
+    model = initial_model(Recipe(**TINY, gated=True), 0).eval()
     outputs = []
     for block in model.transformer.h:
         block.attn.c_proj.register_forward_pre_hook(lambda _module, inputs: outputs.append(inputs[0]))
@@ -150,7 +150,7 @@ def test_gates_close_heads():
 
 def test_other_architectures_are_not_changed():
     with pytest.raises(UserError, match="expected a gpt2"):
-        start(Recipe(start="opt-1.7m", attention="clipped-softmax"), 0)
+        initial_model(Recipe(start="opt-1.7m", attention="clipped-softmax"), 0)
 
 
 # What updates the weights.
@@ -167,11 +167,11 @@ def test_an_optimizer_updates_all_and_goes_on(name):
             optimizer.zero_grad()
 
     recipe = Recipe(**TINY)
-    model, before = start(recipe, 0), start(recipe, 0).state_dict()
+    model, before = initial_model(recipe, 0), initial_model(recipe, 0).state_dict()
     optimizer = optimizer_of(name, model, 1e-3, 0.1)
     stepped(model, optimizer, 2)
     assert not [key for key, value in model.state_dict().items() if torch.equal(value, before[key])]
-    again = start(recipe, 0)
+    again = initial_model(recipe, 0)
     again.load_state_dict(model.state_dict())
     other = optimizer_of(name, again, 1.0, 0.1)
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
@@ -180,7 +180,7 @@ def test_an_optimizer_updates_all_and_goes_on(name):
 
 
 def test_matrices_and_embeddings_alone_decay():
-    model = start(Recipe(**TINY), 0)
+    model = initial_model(Recipe(**TINY), 0)
     groups = optimizer_of("muon", model, 1e-3, 0.25).param_groups
     decays = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
     assert {name: decays[id(p)] for name, p in model.named_parameters()} == {
@@ -198,12 +198,12 @@ from pathlib import Path
 import torch
 from outliers.config.recipe import Recipe
 from outliers.trainer import loop
-from outliers.trainer.start import start
+from outliers.trainer.start import initial_model
 from tests.trainer.test_recipes import blocks_for
 loop.SAVED_EVERY, loop.LOGGED_EVERY = 4, 2
 recipe = Recipe(start="gpt2-0.1m", batch=2, steps=40, int8=["ffn", "linear"], stochastic=True, optimizer="muon")
 with torch.compiler.set_stance("force_eager"):
-    loop.train(start(recipe, 0), recipe, blocks_for(recipe), Path(sys.argv[1]))
+    loop.train(initial_model(recipe, 0), recipe, blocks_for(recipe), Path(sys.argv[1]))
 """
 
 
@@ -219,7 +219,7 @@ def test_a_killed_training_goes_on_with_the_same_losses(tmp_path, saved_often):
             process.send_signal(signal.SIGKILL)  # most likely while it writes
     recipe = Recipe(**TINY, steps=40, int8=["ffn", "linear"], stochastic=True, optimizer="muon")
     moves: list[int] = []
-    model, whole = (start(recipe, 0) for _ in range(2))
+    model, whole = (initial_model(recipe, 0) for _ in range(2))
     goes_on = loop.train(model, recipe, blocks_for(recipe), folder, progress=moves.append)
     at_once = loop.train(whole, recipe, blocks_for(recipe), tmp_path / "whole")
     assert moves[0] >= 4 and sum(moves) == 40
@@ -236,7 +236,11 @@ def test_what_is_seen_is_logged_once(tmp_path, saved_often):
             raise KeyboardInterrupt
         return {"seen": step}
 
-    train = lambda: loop.train(start(recipe, 0), recipe, blocks_for(recipe), tmp_path / "run", seen, steps=(2, 4, 6, 8))  # noqa: E731
+    def train():
+        return loop.train(
+            initial_model(recipe, 0), recipe, blocks_for(recipe), tmp_path / "run", seen, steps=(2, 4, 6, 8)
+        )
+
     with pytest.raises(KeyboardInterrupt):
         train()
     log = train()
@@ -279,5 +283,5 @@ def test_a_number_that_is_none_is_named_and_stops(said, int8, tmp_path, monkeypa
     monkeypatch.setattr(loop._MeasuringCallback, "on_step_end", breaking)
     recipe = Recipe(**TINY, steps=20, int8=int8)
     with pytest.raises(BrokenModel, match=f"step 7: {said}.*; the last good checkpoint is '.*checkpoint-4'"):
-        loop.train(start(recipe, 0), recipe, blocks_for(recipe), tmp_path)
+        loop.train(initial_model(recipe, 0), recipe, blocks_for(recipe), tmp_path)
     assert Path(loop.last_checkpoint(tmp_path)).name == "checkpoint-4"

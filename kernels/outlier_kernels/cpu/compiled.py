@@ -76,14 +76,14 @@ class Pass:
             if threads > 1 and (in_parallel := _openmp()):
                 in_parallel(self.address, memory, threads, 0)
             elif pieces:
-                self.alone(memory)
+                self.single_threaded(memory)
             if packed[REPORT]:
                 break
         return packed[REPORT]
 
     @cached_property
-    def alone(self) -> Callable:
-        """The compiled function, for a call in the current thread."""
+    def single_threaded(self) -> Callable:
+        """The compiled function of the address of the words, which runs in the calling thread."""
         return _ALONE(self.address)
 
 

@@ -48,10 +48,10 @@ def serves(weight: Quantized | Packed, _activations: Quantizer | None, _dtype: t
 
 def prepare(weight: Quantized, activations: Quantizer | None = ROWS) -> Packed | None:
     """Return a packed weight, or None if it cannot be packed."""
-    return pack(weight) if packs(weight, activations) else None
+    return pack(weight) if can_pack(weight, activations) else None
 
 
-def packs(weight: Quantized, activations: Quantizer | None = ROWS) -> bool:
+def can_pack(weight: Quantized, activations: Quantizer | None = ROWS) -> bool:
     """Return whether a weight can be packed for activations: both are int8 and absmax, scales are float32, and code
     sums are small enough for the products."""
     if not is_int8(activations) or not activations.symmetric:
@@ -225,6 +225,8 @@ def _finish(
     columns: torch.Tensor,
     result: torch.Tensor,
 ) -> None:
+    """Add the bias and the product of outlier values (tokens, outliers) and dequantized columns (outliers, outputs) to
+    a product times the scales of the tokens, and store it in `result`."""
     few = len(columns) <= FEW
     outputs = result if few and result.dtype in KINDS else product
     given = {"product": product, "in_place": outputs is product, "scales": scale, "bias": bias}

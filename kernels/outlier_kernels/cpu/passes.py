@@ -99,22 +99,22 @@ Statistics = _group(
 Residual = _group("Residual", float64="largest sum_of_max sum_of_ratios", int64="massive")
 
 
-def _of_matrix(matrix: torch.Tensor) -> tuple:
+def _split_matrix(matrix: torch.Tensor) -> tuple:
     size, shape, strides = matrix.itemsize, matrix.shape, matrix.stride()
     return matrix, KINDS[matrix.dtype], shape[-2], shape[-1], strides[-2] * size, strides[-1] * size
 
 
-def _of_statistics(group: type) -> Callable:
+def _statistics_splitter(group: type) -> Callable:
     of_group = itemgetter(*("rest.max" if name == "rest_max" else name for name in group._fields))
     return lambda statistics: of_group(statistics.addresses)
 
 
 # By group, the function that splits an argument into its fields, if it is not a tuple of them already.
 PARTS = {
-    Matrix: _of_matrix,
+    Matrix: _split_matrix,
     Places: lambda places: (places, places.numel()),
     Array: lambda kept: (kept, NOTHING if kept is None else KINDS.get(kept.dtype, HITS)),
-    **{group: _of_statistics(group) for group in (Statistics, Residual)},
+    **{group: _statistics_splitter(group) for group in (Statistics, Residual)},
 }
 
 
@@ -204,9 +204,9 @@ def _counted(_context, counter, count):
 
 
 @intrinsic
-def _chosen(_context, given, low, high, chosen):
-    """Store those of `CHOSEN` integers that lie between two bounds contiguously, and return their number; the rest of
-    `CHOSEN` places is overwritten with arbitrary values."""
+def _select_between(_context, given, low, high, chosen):
+    """Store those of `CHOSEN` integers between two bounds, both included, contiguously, and return their number; the
+    rest of `CHOSEN` places is overwritten with arbitrary values."""
 
     def code(_context, builder, _signature, arguments):
         given, low, high, chosen = arguments
@@ -266,7 +266,7 @@ def _pieces(work):
 
 
 @inlined
-def _moved(x, places, matrix):
+def _matrix_at(x, places, matrix):
     """Return one of several matrices, whose places are offsets in bytes."""
     return Matrix(x.memory + places[matrix], x.kind, x.rows, x.columns, x.row_stride, x.column_stride)
 
@@ -462,7 +462,7 @@ def codes_by_row(
     for first, end in _shares(work):
         for r in range(first, end):
             matrix = r // x.rows
-            load(x.kind, _place(_moved(x, places, matrix), r % x.rows, 0), features, row)
+            load(x.kind, _place(_matrix_at(x, places, matrix), r % x.rows, 0), features, row)
             if _is_given(left_out.flags):
                 flags = _at(left_out.flags, matrix * left_out.stride)
                 for i in range(features):
@@ -496,7 +496,7 @@ def codes_by_column(
     scale, words = np.empty(width, np.float32), np.empty((4, width), np.uint32)
     for piece in _pieces(work):
         matrix, start = piece // strips, piece % strips * width
-        count, moved, first = min(width, rows - start), _moved(x, places, matrix), matrix * rows + start
+        count, moved, first = min(width, rows - start), _matrix_at(x, places, matrix), matrix * rows + start
         flags = _at(left_out.flags, matrix * left_out.stride)
         for i in range(count):
             most[i] = 0
@@ -1243,7 +1243,7 @@ def _find_magnitudes(x, piece, height, bounds, kept, magnitudes, room, bits):
             smaller = np.int32(smaller + np.int32(bits[i] < low))
         whole = x.columns - x.columns % CHOSEN
         for i in range(0, whole, CHOSEN):
-            count += _chosen(_at(places, i), low, high, _at(between, count))
+            count += _select_between(_at(places, i), low, high, _at(between, count))
         for i in range(whole, x.columns):
             between[count] = bits[i]
             count += np.int64(bits[i] >= low) & np.int64(bits[i] <= high)

@@ -26,7 +26,7 @@ def add(state: State, alpha: float, listed: bool = True) -> torch.Tensor:
     width, hits = -(-features // strips), torch.empty(features, dtype=torch.int64)
     room = _room.of(8 * (2 * blocks * features + strips * 4 * tokens) + 4 * (3 * blocks * features + blocks * strips))
     arguments = {"x": x, "width": width, "height": ROWS, "alpha": _float32(alpha), "room": room, "hits": hits}
-    broken = all_passes().add_state(blocks * strips, ROWS * width, **arguments, **_joined(state))
+    broken = all_passes().add_state(blocks * strips, ROWS * width, **arguments, **_pass_arguments(state))
     if broken:
         raise NotFinite(broken - 1)
     if listed:
@@ -34,7 +34,7 @@ def add(state: State, alpha: float, listed: bool = True) -> torch.Tensor:
     return hits
 
 
-def _joined(state: State) -> dict:
+def _pass_arguments(state: State) -> dict:
     return {"ids": state.ids, "kept": state.kept, "joined": state.statistics}
 
 
@@ -52,7 +52,7 @@ def add_residual(state: State, limits: tuple[float, float], massive: torch.Tenso
     blocks, at_position = -(-tokens // ROWS), torch.zeros(tokens, dtype=torch.int64)
     room = _room.of(8 * 5 * blocks + 4 * (tokens + tokens * features))
     arguments = {"x": x, "height": ROWS, "limits": _float32(*limits), "room": room, "massive": at_position}
-    count = all_passes().add_residual(blocks, ROWS * features, **arguments, **_joined(state))
+    count = all_passes().add_residual(blocks, ROWS * features, **arguments, **_pass_arguments(state))
     if count < 0:
         reference_states.check_finite(x.float().abs().amax(0))
     if count:

@@ -49,8 +49,8 @@ def attend(
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Store the logarithm of each query's sum of exponentials; or, if `sums` are given, use these to store the
-    attention that each key receives from all queries."""
+    """Store the logarithm of each query's sum of exponentials in `norms`, if `sums` is None; else read `norms`, and
+    store in `sums` the attention that each key receives from all queries."""
     shared, length, features = sizes
     head, place = tl.program_id(1).to(tl.int64), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     query += head * strides[0]

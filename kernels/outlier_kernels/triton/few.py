@@ -8,8 +8,8 @@ import triton.language as tl
 from outlier_kernels.formats import Quantizer
 from outlier_kernels.reference_integers import Quantized
 from outlier_kernels.triton import launch
-from outlier_kernels.triton.product import LEAST_COLUMNS, LEAST_DEPTH, aligned, precision, with_zero_points
-from outlier_kernels.triton.quantization import ALIGNMENT, codes_of, join_limits, steps_of
+from outlier_kernels.triton.product import LEAST_COLUMNS, LEAST_DEPTH, add_zero_points, aligned, precision
+from outlier_kernels.triton.quantization import ALIGNMENT, codes_of, join_limits, scales_of
 from outlier_kernels.triton.tiles import FEW
 
 
@@ -52,6 +52,8 @@ def multiply_few(
     DEPTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    """Quantize the inputs, multiply them with some outputs' weights, and finish the result. others: the weight's codes,
+    scale, zero point and code sums, and the bias."""
     other_codes, other_scale, other_zero_point, other_code_sums, bias = others
     rows, columns, features, padded, row_stride, feature_stride = sizes
     row, place = tl.arange(0, ROWS), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -70,7 +72,7 @@ def multiply_few(
         is_nan = tl.max((low != low).to(tl.int32)) > 0
         low = tl.zeros_like(low) + tl.where(is_nan, float("nan"), tl.min(low))
         high = tl.zeros_like(high) + tl.where(is_nan, float("nan"), tl.max(high))
-    step, factor, zero = steps_of(low, high, other_zero_point is None)
+    step, factor, zero = scales_of(low, high, other_zero_point is None)
 
     sums, code_sum = tl.zeros((ROWS, COLUMNS), tl.int32), tl.zeros((ROWS,), tl.float32)
     for start in range(0, padded, DEPTH):
@@ -100,7 +102,7 @@ def multiply_few(
     else:
         other_zero = tl.load(other_zero_point + column * other_scale_stride)
         other_sum = tl.load(other_code_sums + column) - outlier_sum
-        value = with_zero_points(sums, features - outliers, zero, code_sum, other_zero, other_sum) * step[:, None]
+        value = add_zero_points(sums, features - outliers, zero, code_sum, other_zero, other_sum) * step[:, None]
         value -= input_sum[:, None] * other_zero[None, :]
     value = (value + of_outliers) * tl.load(other_scale + column * other_scale_stride)[None, :]
     if bias is not None:

@@ -128,11 +128,11 @@ def round_tile(
     else:
         low, high = tl.zeros_like(low) + tl.load(limits), tl.zeros_like(low) + tl.load(limits + 1)
     largest = tl.where((high > -low) | (high != high), high, -low)
-    step = step_of(largest, DIVISOR, FIRST, SECOND)
+    step = scale_of(largest, DIVISOR, FIRST, SECOND)
     if OF_MATRIX > 0:
         most, least = tl.load(limits + 1), tl.load(limits)
         most = tl.where((most > -least) | (most != most), most, -least)
-        of_matrix = tl.zeros_like(low) + step_of(most, OF_MATRIX, 1.0, 1.0)
+        of_matrix = tl.zeros_like(low) + scale_of(most, OF_MATRIX, 1.0, 1.0)
         of_group = tl.div_rn(tl.div_rn(largest, tl.zeros_like(low) + DIVISOR), of_matrix)
         of_group = rounded(of_group, 3, 0.001953125, -448.0, 448.0)
         step = tl.where(of_group < OF_E4M3, OF_E4M3, of_group) * of_matrix
@@ -148,7 +148,7 @@ def round_tile(
 
 
 @triton.jit
-def step_of(largest, DIVISOR: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr):
+def scale_of(largest, DIVISOR: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr):
     """Return the scale of a group; 1 for a group of zeros."""
     if DIVISOR > 0:
         step = tl.div_rn(largest, tl.zeros_like(largest) + DIVISOR)

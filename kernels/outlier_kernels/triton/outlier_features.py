@@ -40,7 +40,7 @@ def find_outliers(
     found, threshold = (None, None) if threshold is None else (tuple(outliers[:3]), float(threshold))
     of_limits = (keys, outliers.limits) if limits else None
     launch(
-        *(look_at_tile, grid, matrix, left_out, space, found, of_limits, (rows, features, *matrix.stride()), threshold),
+        *(scan_tile, grid, matrix, left_out, space, found, of_limits, (rows, features, *matrix.stride()), threshold),
         **block,
         LISTED=min(triton.next_power_of_2(features), 4096),
     )
@@ -60,7 +60,7 @@ def _space(device: torch.device, features: int) -> tuple[torch.Tensor, torch.Ten
 
 
 @triton.jit
-def look_at_tile(
+def scan_tile(
     matrix,
     left_out,
     space,
@@ -72,6 +72,8 @@ def look_at_tile(
     FEATURES: tl.constexpr,
     LISTED: tl.constexpr,
 ):
+    """Find the outlier features and the smallest and largest entries of a tile; the last program to finish combines
+    those of all tiles in `found` and `of_limits`, whichever is given."""
     rows, features, row_stride, feature_stride = sizes
     feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS).to(tl.int64)

@@ -11,7 +11,7 @@ from outlier_kernels.reference_integers import Quantized
 from outlier_kernels.states import DTYPES
 from outlier_kernels.triton import has_int8_units, launch, tiles
 from outlier_kernels.triton.outlier_features import Outliers
-from outlier_kernels.triton.quantization import as_four, quantize_rows
+from outlier_kernels.triton.quantization import as_four_dimensions, quantize_rows
 
 LEAST_DEPTH, LEAST_COLUMNS = 32, 16  # smallest tile of int8 units
 
@@ -67,7 +67,7 @@ def multiply(
     """
     (m, features), n, padded = left.shape[-2:], right.shape[-2], left_codes.codes.stride(-2)
     result = left.new_empty(*left.shape[:-1], n)
-    four, other_four = as_four(left), as_four(right)
+    four, other_four = as_four_dimensions(left), as_four_dimensions(right)
     matrices, heads = four.shape[:2].numel(), four.shape[1]
     few_digits = left.itemsize <= 2 and right.itemsize <= 2
     tile = tiles.choose(matrices, m, n, few_digits and left_codes.zero_point is None, left.device)
@@ -171,7 +171,7 @@ def multiply_codes(
                 outlier_sum, input_sum = sum_outliers(left, right, places, number, feature_strides, BLOCK_OUTLIERS)
                 other_sum -= outlier_sum
         zero, code_sum = tl.load(zero_point + row * scale_stride), tl.load(code_sums + row)
-        value = with_zero_points(sums, inliers, zero, code_sum, other_zero, other_sum) * step[:, None]
+        value = add_zero_points(sums, inliers, zero, code_sum, other_zero, other_sum) * step[:, None]
         if places is not None:  # noqa: SIM102 - the compiler knows each condition
             if right.dtype.element_ty == tl.int8:
                 value -= input_sum[:, None] * other_zero[None, :]
@@ -193,10 +193,12 @@ def multiply_codes(
 
 
 @triton.jit
-def with_zero_points(sums, inliers, zero, code_sum, other_zero, other_sum):
+def add_zero_points(sums, inliers, zero, code_sum, other_zero, other_sum):
     """Add the terms of zero points to sums of codes and round once.
 
-    Products of zero points outgrow int32 for ranges far from 0; in float64 the result is exact up to 2^53.
+    inliers: the number of features that are no outliers. zero, code_sum: the zero point and the sum of codes of each
+    row, other_zero, other_sum of each column. Products of zero points outgrow int32 for ranges far from 0; in float64
+    the result is exact up to 2^53.
     """
     zero = zero.to(tl.float64)
     value = sums + (inliers * zero - code_sum)[:, None] * other_zero[None, :].to(tl.float64)

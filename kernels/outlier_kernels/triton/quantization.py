@@ -63,7 +63,7 @@ def quantize_rows(
         buffer: number of a reused buffer for codes of (m, k), valid until its next use, which may have further rows;
             None for new memory.
     """
-    four = as_four(matrices)
+    four = as_four_dimensions(matrices)
     batches, heads, rows, features = four.shape
     padded = triton.cdiv(features, ALIGNMENT) * ALIGNMENT
     kind = symmetric, limits is None
@@ -98,7 +98,7 @@ def _empty(device: torch.device, symmetric: bool, per_row: bool, *sizes: int) ->
     return Quantized(codes, scale, torch.empty_like(scale), scale.new_empty(*leading, 1))
 
 
-def as_four(matrices: torch.Tensor) -> torch.Tensor:
+def as_four_dimensions(matrices: torch.Tensor) -> torch.Tensor:
     """Reshape matrices (..., m, k) to (batches, heads, m, k)."""
     if matrices.ndim > 4:
         return matrices.flatten(0, -4)
@@ -147,7 +147,7 @@ def quantize_tile(
                 feature = start + tl.arange(0, FEATURES)
                 part, inlier = load_inliers(matrices, left_out, inside, feature, features, feature_stride)
                 low, high = join_limits(low, high, part, inlier)
-    step, factor, zero = steps_of(low, high, zero_point is None)
+    step, factor, zero = scales_of(low, high, zero_point is None)
     tl.store(scale + group, step, mask=inside)
     if zero_point is not None:
         tl.store(zero_point + group, zero, mask=inside)
@@ -202,7 +202,7 @@ def join_limits(low, high, value, inlier):
 
 
 @triton.jit
-def steps_of(low, high, SYMMETRIC: tl.constexpr):
+def scales_of(low, high, SYMMETRIC: tl.constexpr):
     """Return scales of rows with these limits, the factors of their values, and zero points; for absmax all three are
     the scale."""
     # If all features are left out, nothing remains; it is quantized like zeros.

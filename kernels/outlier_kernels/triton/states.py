@@ -85,22 +85,23 @@ def add(state: State, alpha: float, listed: bool = True) -> torch.Tensor:
     strips, hits = triton.cdiv(features, TILE["FEATURES"]), x.new_empty(features, dtype=torch.int64)
     spaces = room(_spaces, x.device, triton.next_power_of_2(blocks), strips)
     launch(
-        *(add_tile, (strips, blocks), x, state.ids, _kept(state.kept), tuple(state.statistics.values()), hits, spaces),
+        *(add_tile, (strips, blocks), x, state.ids, _bytes(state.kept), tuple(state.statistics.values()), hits, spaces),
         *(report.table, report.listed if listed else None, len(report.labels) - 1),
         *((tokens, features, *x.stride()), float(alpha)),
-        KEEPS=_keeps(state.kept),
+        KEEPS=_record_kind(state.kept),
         STATES=MOST,
         **TILE,
     )
     return hits
 
 
-def _keeps(kept: torch.Tensor | None) -> int:
+def _record_kind(kept: torch.Tensor | None) -> int:
     return NOTHING if kept is None else HITS if kept.dtype == torch.bool else MAGNITUDES
 
 
-def _kept(kept: torch.Tensor | None) -> torch.Tensor | None:
-    return kept.view(torch.int8) if _keeps(kept) == HITS else kept
+def _bytes(kept: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the record of each entry, flags as int8."""
+    return kept.view(torch.int8) if _record_kind(kept) == HITS else kept
 
 
 def _spaces(device: torch.device, blocks: int, strips: int) -> tuple[torch.Tensor, ...]:
@@ -128,7 +129,7 @@ def add_residual(state: State, limits: tuple[float, float], massive: torch.Tenso
         *(find_median, grid, x, state.ids, state.kept, statistics["largest"], sums),
         (floats, wholes, tickets, bins, median),
         *(report.table, len(report.labels) - 1, sizes),
-        KEEPS=_keeps(state.kept),
+        KEEPS=_record_kind(state.kept),
         STATES=MOST,
         SHIFT=shift,
         OFFSET=offset,
@@ -191,7 +192,7 @@ def add_tile(
             list_hits(table, listed, hit, tl.sum(of_step), value, feature)
         least = tl.minimum(least, tl.min(tl.where(inside, value, float("inf")), axis=0))
         most = tl.maximum(most, tl.max(tl.where(inside, value, float("-inf")), axis=0))
-        strongest, of_most = stronger(strongest, of_most, magnitude, token)
+        strongest, of_most = update_strongest(strongest, of_most, magnitude, token)
         rest = tl.maximum(rest, tl.max(tl.where((token > 0)[:, None], magnitude, 0.0), axis=0))
         first = value.to(tl.float64)
         second = first * first
@@ -284,7 +285,7 @@ def find_median(
         magnitude = tl.abs(value)
         if KEEPS == 1:
             keep_largest(kept + entry, magnitude, inside)
-        strongest, of_most = stronger(strongest, of_most, magnitude, token)
+        strongest, of_most = update_strongest(strongest, of_most, magnitude, token)
         bad = tl.maximum(bad, tl.max((value * 0 != 0).to(tl.int32), axis=0))
         number = (magnitude.to(tl.int32, bitcast=True) >> SHIFT) - OFFSET
         tl.atomic_add(bins + tl.minimum(tl.maximum(number, 0), BINS - 1), 1, mask=inside, sem="relaxed")
@@ -381,8 +382,8 @@ def list_hits(table, listed, hit, count, value, feature):
 
 
 @triton.jit
-def stronger(strongest, of_most, magnitude, token):
-    """Update the largest magnitude of each feature and its first token with more tokens."""
+def update_strongest(strongest, of_most, magnitude, token):
+    """Return the largest magnitude of each feature, and the first token that has it, after more tokens."""
     most = tl.max(magnitude, axis=0)
     first = tl.min(tl.where(magnitude == most[None, :], token[:, None], FAR), axis=0)
     return tl.maximum(strongest, most), tl.where(most > strongest, first, of_most)
@@ -485,15 +486,15 @@ def join_kurtoses(of_tensor, of_token, of_blocks, blocks, tokens, features):
         sums += tl.sum(load_stored(of_blocks, number[:, None] * blocks + part[None, :], within, 0.0), axis=1)
     for rest in range(2):
         count = (tokens - rest).to(tl.float64) * features
-        first, second = one_of(sums, 4 * rest) / count, one_of(sums, 4 * rest + 1) / count
-        third, fourth = one_of(sums, 4 * rest + 2) / count, one_of(sums, 4 * rest + 3) / count
+        first, second = element_at(sums, 4 * rest) / count, element_at(sums, 4 * rest + 1) / count
+        third, fourth = element_at(sums, 4 * rest + 2) / count, element_at(sums, 4 * rest + 3) / count
         tl.store(of_tensor + rest, tl.load(of_tensor + rest) + kurtosis(first, second, third, fourth))
-        tl.store(of_token + rest, tl.load(of_token + rest) + one_of(sums, 8 + rest))
+        tl.store(of_token + rest, tl.load(of_token + rest) + element_at(sums, 8 + rest))
 
 
 @triton.jit
-def one_of(numbers, place):
-    return tl.sum(tl.where(tl.arange(0, 16) == place, numbers, 0.0))
+def element_at(numbers, index):
+    return tl.sum(tl.where(tl.arange(0, 16) == index, numbers, 0.0))
 
 
 @triton.jit

@@ -7,7 +7,7 @@ from functools import cache
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from outlier_kernels.formats import FORMATS, find
+from outlier_kernels.formats import FORMATS, import_location
 
 from outliers.criterion import ALPHA, QUANTIZED, ROUTER, THRESHOLDS
 from outliers.errors import UserError, shown, unknown_name
@@ -200,7 +200,7 @@ REMEDIES: dict[str, RemedyKind] = {
         refuses=(),
     ),
 }
-_find = cache(find)
+_find = cache(import_location)
 
 
 class Remedy(NamedTuple):
