@@ -21,7 +21,7 @@ from torch import nn
 from outliers import UserError, quantize
 from outliers.quantization.fields import row_fields
 from outliers.quantization.linear import QuantizedLinear
-from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme, is_own, parse_grouped
+from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme, is_builtin, parse_grouped
 from tests.fake import values_of
 from tests.kernels.test_kernels import of_finite_floats
 from tests.small_models import make_model
@@ -340,8 +340,8 @@ def test_names_of_schemes_with_groups():
     ):
         scheme = get_scheme(name)
         assert scheme.description == parts
-        assert is_own(scheme)
-        assert not is_own(Scheme(name, scheme.activations, Quantizer("int8", "tensor")))
+        assert is_builtin(scheme)
+        assert not is_builtin(Scheme(name, scheme.activations, Quantizer("int8", "tensor")))
     for name in ("w4a4-g0", "w4a4-g064", "w4a4-g", "mxfp4-g64", "nvfp4-g8", "fp8-e4m3-g64", "llm.int8-g64", "fp32-g8"):
         assert parse_grouped(name) is None
         with pytest.raises(UserError, match=f"unknown scheme '{name}'; did you mean"):
