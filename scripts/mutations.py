@@ -347,7 +347,7 @@ MUTATIONS = {
     "outliers/views/readers.py": [('table["subject"] != "control"', 'table["subject"] != "none"')],
     "outliers/views/trace.py": [("high = means[:, features].max().item()", "high = means[:, features].min().item()")],
     "outliers/views/remedies.py": [("any(point.kind == kind for point in measured)", "True")],
-    "outliers/show/claims.py": [("place % 2 == 0 or not _WORDS.misses(part, fields)", "True")],
+    "outliers/show/claims.py": [("place % 2 == 0 or not _WORDS.lacks(part, fields)", "True")],
     "outliers/variants/edges.py": [("place.head * len(part.outputs) // heads", "place.head % len(part.outputs)")],
     "outliers/metrics/weights.py": [("weight.abs().argmax()", "weight.argmax()")],
     "outliers/quantization/plans/compressed_tensors.py": [

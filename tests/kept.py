@@ -18,7 +18,7 @@ from outliers.views.keys import keys_section
 from outliers.views.latency import latency_section
 from outliers.views.linear_layer import linear_layer_section
 from outliers.views.memory import memory_section
-from outliers.views.origins import comparison_table, origins_section
+from outliers.views.origins import accounts_table, origins_section
 from outliers.views.perplexity import perplexity_section
 from outliers.views.plan import FILE, plan_section
 from outliers.views.remedies import remedies_section
@@ -65,7 +65,7 @@ def _of_variants(rows: list[dict]) -> Section:
 
 def checkpoints_section(rows: list[dict]) -> Section:
     """All accounts in a table, without those of each model."""
-    return Section("", rows, tables=[comparison_table(rows)])
+    return Section("", rows, tables=[accounts_table(rows)])
 
 
 SECTIONS = {

@@ -26,7 +26,7 @@ from outliers.show.axes import count_label
 from outliers.views.attention import attention_section
 from outliers.views.causes import causes_section
 from outliers.views.emergence import table4
-from outliers.views.linear_layer import times_of
+from outliers.views.linear_layer import speed_rows
 from outliers.views.memory import BITS, largest
 from outliers.views.remedies import remedies_section
 from outliers.views.table4 import PANELS, families_section, panel_section, table4_section
@@ -92,7 +92,7 @@ ARTEFACTS = {
         panel: Artefact(panel.replace("figure", "Figure "), Emergence, view=partial(panel_section, panel))
         for panel in PANELS
     },
-    "table5": _table(5, LinearLayers, ("way", "dimension"), "{:.2f}", measured=times_of),
+    "table5": _table(5, LinearLayers, ("way", "dimension"), "{:.2f}", measured=speed_rows),
     "table6": _table(6, Latency, ("model", "scheme", "hardware", "batch"), more=f"; {BLOG}", measured=_steps),
     "table7": _table(7, Training, RECIPE, "{:.2f}", measured=_trained, view=table7_section),
     "table10": _table(10, Training, (*RECIPE, "task"), more=SCORES, view=table10_section),

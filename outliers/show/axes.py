@@ -115,9 +115,9 @@ def plot_costs(
 ) -> None:
     """Plot costs with error bars, one line of points per name.
 
-    points: (name, place along x, cost as a share, shown in per cent). Points of different names at the same place are
+    points: (name, position along x, cost as a share, shown in per cent). Points of different names at one position are
     drawn side by side. styles: matplotlib style of each name; names without a style are left out. width: of the strip
-    along x that the names of one place share.
+    along x that the names of one position share.
     """
     lines = grouped(points, itemgetter(0))
     for number, (name, style) in enumerate(styles.items()):

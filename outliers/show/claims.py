@@ -65,14 +65,15 @@ def _holds(claim: Claim, fields: Mapping) -> bool:
 def _filled(sentence: str, fields: Mapping) -> str:
     parts = enumerate(OPTIONAL.split(sentence))
     return "".join(
-        _WORDS.vformat(part, (), fields) for place, part in parts if place % 2 == 0 or not _WORDS.misses(part, fields)
+        _WORDS.vformat(part, (), fields) for place, part in parts if place % 2 == 0 or not _WORDS.lacks(part, fields)
     )
 
 
 class _Words(Numbers):
     """A formatter with functions of `words` as codes ({cost:percent}) and plurals by count (layer{layers:|s})."""
 
-    def misses(self, part: str, fields: Mapping) -> bool:
+    def lacks(self, part: str, fields: Mapping) -> bool:
+        """Return whether a field that a part of a sentence names is None or NaN."""
         values = [fields.get(name.partition("[")[0]) for _, name, _, _ in self.parse(part) if name]
         return any(value is None or value != value for value in values)
 

@@ -57,7 +57,7 @@ class Explorer(NamedTuple):
         return _base64(gzip.compress(json.dumps(self.content, default=_rounded).encode(), mtime=0))
 
 
-def of_tables(
+def of_maps(
     title: str,
     maps: Sequence[dict],
     row: str,

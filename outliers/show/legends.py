@@ -20,7 +20,7 @@ ANCHORS = {"right upper": {"loc": "upper left", "bbox_to_anchor": (1, 1)}, "uppe
 
 
 def legend(ax: Axes | None, axes: Axes, handles: Sequence[Artist], place: str, columns: int = 1, **style) -> None:
-    """Draw a legend outside the axes; beside or inside the caller's axes (ax), whose surroundings are unknown."""
+    """Draw a legend outside our axes, by matplotlib's location `place`, or beside or inside the caller's axes, `ax`."""
     if ax is None:
         axes.figure.legend(handles=handles, ncols=columns, loc=f"outside {place}", **style)
     else:

@@ -20,7 +20,7 @@ DIGIT = 0.85  # width of one digit of a column's number, some room included, as 
 
 
 class Scale(NamedTuple):
-    """The colours of values, shared by a figure and an explorer. said: the explanation in a legend."""
+    """The colours of values, shared by a figure and an explorer. said: the text of the legend."""
 
     norm: Normalize
     colors: Colormap

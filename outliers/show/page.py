@@ -154,7 +154,7 @@ class Piece(NamedTuple):
     parts: list[str]
 
     @property
-    def view(self) -> str:
+    def view_box(self) -> str:
         return " ".join(f"{number:.0f}" for number in self.box.padded(EDGE).bounds)
 
 

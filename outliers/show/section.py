@@ -20,7 +20,7 @@ from outliers.models.names import short_name
 from outliers.quantization.schemes import BASELINE
 from outliers.show.style import house_style
 from outliers.show.tables import Table, failed_notes, measured_cell, measured_on, values_table, wrapped
-from outliers.show.value import grouped, is_beyond
+from outliers.show.value import grouped, has_no_number
 
 if TYPE_CHECKING:
     from outliers.show.explorer import Explorer
@@ -99,7 +99,7 @@ class Finding(NamedTuple):
 class Section(NamedTuple):
     """The tables, figures and words of one measurement.
 
-    printed: shown on a terminal below the findings, by default tables and notes. notes: paragraphs of the page.
+    printed: text of a terminal below the findings, by default tables and notes. notes: paragraphs of the page.
     further: tables that only become files, by name. findings: the most telling first, at most `FINDINGS`. files:
     further texts, by file name.
     """
@@ -141,9 +141,9 @@ def section_of(view: View, rows: list[dict], context: Context) -> Section:
         tables.append(table.with_failed(rows))
         text = text and text.replace(table.printed, tables[-1].printed)
     shown = {cell for table in tables for line in table.cells for cell in line}
-    lost = (row for row in rows if is_beyond(row) and ("failed" in row or measured_cell("", row) not in shown))
+    lost = (row for row in rows if has_no_number(row) and ("failed" in row or measured_cell("", row) not in shown))
     notes = failed_notes(lost, rows)
-    whole = not any(map(is_beyond, rows))
+    whole = not any(map(has_no_number, rows))
     return section._replace(
         rows=rows,
         printed=text and "\n\n".join([text, *map(wrapped, notes)]),
@@ -155,7 +155,7 @@ def section_of(view: View, rows: list[dict], context: Context) -> Section:
 
 def left_to_compare(rows: list[dict]) -> list[dict]:
     """Return the rows with comparable numbers; none if all others were to be compared with them."""
-    left = [row for row in rows if not is_beyond(row)]
+    left = [row for row in rows if not has_no_number(row)]
     variants, of_left = ({row.get("variant", BASELINE) for row in group} for group in (rows, left))
     return [] if of_left <= {BASELINE} < variants else left
 

@@ -113,7 +113,7 @@ def figure_function(draw: Draw) -> Draw:
 
 
 def chosen(field: str, name: str | None, names: Iterable[str], ax: Axes | None) -> list[str]:
-    """Return the panels to draw: the named one, or all.
+    """Return the panels to draw: the named one, or all. field: what messages call a panel, such as "model".
 
     Raises:
         UserError: there is no such panel; or the caller's `ax`, which holds one panel, is to hold several.

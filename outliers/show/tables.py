@@ -96,7 +96,10 @@ class Table(NamedTuple):
     def of(
         cls, name: str, caption: str, columns: Iterable[tuple[str, Form]], data: pd.DataFrame, rows=None, **options
     ) -> "Table":
-        """Make a table of columns, each a header and a `Form`. rows: the rows to show; by default all of the data."""
+        """Make a table of columns: headers, each with a format string over a row's fields or a function of a row.
+
+        rows: the rows to show; by default all of the data.
+        """
         headers, forms = zip(*columns, strict=True)
         records = (data if rows is None else rows).to_dict("records")
         cells = [[_filled(form, row) if isinstance(form, str) else form(row) for form in forms] for row in records]
@@ -335,7 +338,7 @@ CELL_COLUMNS = ("stack", "role", "layer", "head", "checkpoint", "task", "batch")
 
 
 def values_table(rows: Sequence[Mapping], parts: Sequence[str] = CELL_COLUMNS) -> Table:
-    """Make a table of values with their standard deviation over draws, without values that fields do not tell apart.
+    """Make a table of values with their standard deviation over draws; values with equal fields are all left out.
 
     parts: fields that distinguish the values of one cell.
     """

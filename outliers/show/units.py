@@ -11,7 +11,7 @@ DIGITS = ".10g"  # precision of a sum that a row keeps
 
 
 def residuals(sums: Sequence[float], counts: Sequence[float], slope: float = 1) -> list[float]:
-    """Return the share of each unit in the error of a mean Σ sums / Σ counts, to first order; they add up to 0.
+    """Return the influence of each unit on a mean Σ sums / Σ counts, to first order; they add up to 0.
 
     slope: derivative of the reported number by the mean, such as the perplexity itself.
     """

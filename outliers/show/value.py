@@ -28,11 +28,11 @@ def comparable_rows(rows: RowsOrFrame) -> list[dict]:
             {name: value for name, value in row.items() if not (pd.api.types.is_scalar(value) and pd.isna(value))}
             for row in rows.to_dict("records")
         ]
-    return [row for row in rows if not is_beyond(row)]
+    return [row for row in rows if not has_no_number(row)]
 
 
-def is_beyond(row: Mapping) -> bool:
-    """Return whether a row has no comparable number: it failed, or its perplexity is larger than any number."""
+def has_no_number(row: Mapping) -> bool:
+    """Return whether a row has no comparable number: it failed, or its perplexity overflows."""
     return "failed" in row or LOG_PERPLEXITY in row.get("metric", "")
 
 
@@ -76,6 +76,7 @@ class Value(NamedTuple):
 
     @property
     def shown(self) -> tuple[float, float | None]:
+        """Mean and bar."""
         return self.mean, self.bar
 
     @property
@@ -101,7 +102,7 @@ class Value(NamedTuple):
         deviation = None if unknown else math.hypot(self.deviation, other.deviation)
         return _combined(self.mean - other.mean, deviation, [(1, self), (-1, other)])
 
-    def logarithm(self) -> "Value":
+    def log_of_ratio(self) -> "Value":
         """Return log(1 + x), the logarithm of the ratio whose relative increase x this value is."""
         slope = 1 / (1 + self.mean)
         deviation = None if self.deviation is None else self.deviation * slope

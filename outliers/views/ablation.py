@@ -133,14 +133,15 @@ def ablation_summary(rows: list[dict]) -> pd.DataFrame:
     for row in rows:
         about = {name: row.get(name) for name in ("subject", "method", "draw")} | {"features": tuple(row["features"])}
         measurements.setdefault(tuple(about.values()), about)[row["metric"]] = row["value"]
-        values[_group(about)][row["metric"]].append(value_of(row)._replace(deviation=0.0))
+        values[_arm_of(about)][row["metric"]].append(value_of(row)._replace(deviation=0.0))
     condensed = summary(with_damage(list(measurements.values())), rows[0]["seed"])
     unmodified = {metric: value for metric, (value,) in values["none", None, ()].items()}
-    records = [_over_text(row, values[_group(row)], unmodified) for row in condensed.to_dict("records")]
+    records = [_over_text(row, values[_arm_of(row)], unmodified) for row in condensed.to_dict("records")]
     return pd.DataFrame(records)
 
 
-def _group(row: dict) -> tuple:
+def _arm_of(row: dict) -> tuple:
+    """Return what tells the arms of an ablation apart; all draws of controls are one."""
     return row["subject"], row["method"] or None, tuple(row["features"]) if row["subject"] == "single" else ()
 
 
@@ -214,7 +215,7 @@ def ablation_findings(summary: pd.DataFrame) -> list[Finding]:
     """
     rows = summary.to_dict("records")
     controls = {row["method"]: row for row in rows if row["subject"] == "control"}
-    removed = [_with_control(row, controls[row["method"]]) for row in rows if row["subject"] == "outliers"]
+    removed = [_removal_fields(row, controls[row["method"]]) for row in rows if row["subject"] == "outliers"]
     findings = [finding for row in removed for finding in say(APART, [row], row["apart"])]
     for row in removed[:1]:
         name, control = "top1_softmax", row["control"]
@@ -232,7 +233,8 @@ def ablation_findings(summary: pd.DataFrame) -> list[Finding]:
     return findings
 
 
-def _with_control(row: dict, control: dict) -> dict:
+def _removal_fields(row: dict, control: dict) -> dict:
+    """Return a removal with its control and their words, as fields of claims."""
     number = len(row["features"])
     damages = row["damage"], *(control[f"damage{end}"] for end in ("", "_low", "_high"))
     removal = TAKEN_OUT.get(row["method"], f"Removing {{}} by {row['method']}").format(features(row["features"]))

@@ -54,7 +54,7 @@ class ModelAnatomy:
             f"{self.features:,} features, {count_label(self.parameters)} parameters. "
             f"Schemes quantize {self.quantized:.3g} % of the weights in its layers."
         )
-        return "\n\n".join([wrapped(head), *map(_written, kinds)])
+        return "\n\n".join([wrapped(head), *map(_layer_text, kinds)])
 
 
 def anatomy(model: str | PretrainedConfig | PreTrainedModel) -> ModelAnatomy:
@@ -138,7 +138,7 @@ def _rows(layer: Layer) -> Iterator[tuple]:
         yield row("–", path, parts[path], False, why)
 
 
-def _written(kind: pd.DataFrame) -> str:
+def _layer_text(kind: pd.DataFrame) -> str:
     numbers = kind["layers"].iloc[0]
     size = int(kind["parameters"].sum())
     several = len(numbers) > 1

@@ -33,7 +33,7 @@ LINES = {
 def checkpoints(rows: RowsOrFrame, about: Iterable[str] = ABOUT) -> pd.DataFrame:
     """Return one row per run, seed and step at which rows were measured, in the order of the rows.
 
-    Columns: the fields `about` of the rows; `step`; every metric; `METRIC_deviation` of metrics measured several times,
+    Columns: the fields `about` of the rows; `step`; every metric; `METRIC_deviation` of metrics measured in draws,
     and `METRIC_error` of those with a standard error over the text.
     """
     wide: dict[tuple, dict] = {}
@@ -83,7 +83,7 @@ def causes(rows: RowsOrFrame, *, run: str | None = None, ax: Axes | None = None)
         _plot_lines(axes, first, {"color": GREY, "linewidth": 0.8, "zorder": 1})
         _plot_lines(axes, points_of_run, {})
         axes.set_title(_title(name, points_of_run), fontsize="small")
-    _scale(panels, points)
+    _set_scales(panels, points)
     handles = [entry(label, color=color_of(color), linestyle=line) for label, (_, color, line) in LINES.items()]
     if set(chosen_runs) - {names[0]}:
         handles.append(entry(f"grey: {brief(names[:1])[0]}", color=GREY, linestyle="-"))
@@ -121,7 +121,7 @@ def _title(name: str, points_of_run: pd.DataFrame) -> str:
     return f"{textwrap.fill(brief([name])[0], 24)}\nperplexity {perplexity:.1f}"
 
 
-def _scale(panels: np.ndarray, points: pd.DataFrame) -> None:
+def _set_scales(panels: np.ndarray, points: pd.DataFrame) -> None:
     """Set logarithmic scales, with numbers along x below the last panel of each column."""
     metrics = points.columns.intersection([metric for metrics, *_ in LINES.values() for metric in metrics])
     low, high = points[metrics].min(axis=None), points[metrics].max(axis=None)

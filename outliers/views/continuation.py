@@ -27,7 +27,7 @@ def _of_model(rows: list[dict], number: int) -> Section:
     name, ending = short_name(rows[0]["model"]), f"_{number}" if number > 1 else ""
     exact = next((row["continuation_ids"] for row in rows if row["variant"] == BASELINE), None)
     data = pd.DataFrame(rows).reindex(columns=["variant", "continuation", "continuation_ids"])
-    data["shared"] = [None if exact is None else _shared(exact, ids) for ids in data.pop("continuation_ids")]
+    data["shared"] = [None if exact is None else _shared_count(exact, ids) for ids in data.pop("continuation_ids")]
     caption = f"Greedy continuations by {name} of: {rows[0]['prompt_text']!r}"
     table = Table.of(f"continuations{ending}", caption, COLUMNS, data, texts=("variant", "continuation"))
     others = data[data["variant"] != BASELINE].to_dict("records") if exact is not None else []
@@ -35,7 +35,7 @@ def _of_model(rows: list[dict], number: int) -> Section:
     return Section(f"Continuations by {name}", rows, tables=[table], findings=findings)
 
 
-def _shared(exact: list[int], other: list[int]) -> int:
+def _shared_count(exact: list[int], other: list[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(exact, other, strict=False)))
 
 

@@ -15,7 +15,7 @@ from outliers.metrics.damages import Damages, damages_of
 from outliers.models.names import short_name
 from outliers.show.axes import places_with_room
 from outliers.show.claims import NEXT, Claim, say
-from outliers.show.explorer import Explorer, map_of, of_tables
+from outliers.show.explorer import Explorer, map_of, of_maps
 from outliers.show.legends import SCATTER, explained, legend
 from outliers.show.maps import FAINTEST, HIGHEST, Scale, map_on, maps_by_layer
 from outliers.show.section import FINDINGS, Context, Drawing, Finding, Section, printed
@@ -260,7 +260,7 @@ def damage_section(rows: list[dict], names: TokenNamer) -> Section:
     )
     errors["token_text"] = [None if pd.isna(token) else names(int(token)) for token in errors["token"]]
     notes = _scatter_note(rows)
-    tables = [*_models(damages), *_places("role", damages), *_places("layer", damages)]
+    tables = [*_model_tables(damages), *_places("role", damages), *_places("layer", damages)]
     tables += [table for field in ("stack", "head", "expert") for table in _places(field, damages)] + _worst(errors)
     drawings = []
     if len(errors):
@@ -299,7 +299,7 @@ def _scatter_note(rows: list[dict]) -> list[str]:
 # Tables
 
 
-def _models(damages: ByVariant) -> list[Table]:
+def _model_tables(damages: ByVariant) -> list[Table]:
     models = [{"variant": damage.variant, **damage.model} for damage in damages.values() if "damage" in damage.model]
     if not models:
         return []
@@ -320,7 +320,7 @@ def _places(field: str, damages: ByVariant) -> list[Table]:
     if data.empty:
         return []
     data = data[["variant", *data.columns.drop("variant")]]
-    caption = f"Perplexity with one {field} alone {_taken(damages)}" + (
+    caption = f"Perplexity with one {field} alone {_how_changed(damages)}" + (
         ", and with all others." if "perplexity_without" in data else "."
     )
     columns = [
@@ -340,12 +340,14 @@ def _places(field: str, damages: ByVariant) -> list[Table]:
     return [Table.of(f"damage_{field}s", caption, columns, data, shown, texts=2, folded=field in ("layer", "head"))]
 
 
-def _taken(damages: ByVariant) -> str:
+def _how_changed(damages: ByVariant) -> str:
+    """Say what happens to a place: it is quantized, or taken from the other model."""
     words = {"from the other model" if is_against(variant) else "quantized" for variant in damages}
     return " or ".join(sorted(words, reverse=True))
 
 
 def _worst(errors: pd.DataFrame) -> list[Table]:
+    """Make the tables of the projections with the largest errors."""
     if errors.empty:
         return []
     worst = errors.sort_values("by_token", ascending=False, kind="stable").groupby("variant", sort=False).head(WORST)
@@ -432,8 +434,9 @@ def _of_model(damage: Damages, scatter: str) -> list[Finding]:
 def _alone(damage: Damages, field: str) -> list[dict]:
     """Return roles, layers or heads, the one with the largest cost `alone` first.
 
-    Each has the `share` of this cost in the increase of log-perplexity, and the cost `left` with the place exact.
-    Places that were measured once get the rounding scatter of the whole model; if that is unknown, too, return none.
+    Each has the `share` of this cost in the increase of log-perplexity, and the cost that is `left` if it alone is
+    exact. Places that were measured once get the rounding scatter of the whole model; if that is unknown, too, return
+    [].
     """
     table, rise, whole = getattr(damage, f"{field}s"), damage.model["damage"], damage.costs[OF_ALL]
     if whole.deviation is None and any(cost.deviation is None for cost in damage.costs.values()):
@@ -496,7 +499,7 @@ def damage_explorer(damages: Mapping[str, "Damages"]) -> list[Explorer]:
     clipped = f", clipped at {decibels(norm.vmax)} dB" if extend == "both" else ""
     scales = {"linear": Scale(norm, colormaps[HEAT], clipped)}
     words = {"row": "layer", "value": "error of outputs", "choice": "variant", "unit": " dB"}
-    return [of_tables("Explore the damage by schemes", maps, **words, scales=scales, instead="damage_errors")]
+    return [of_maps("Explore the damage by schemes", maps, **words, scales=scales, instead="damage_errors")]
 
 
 def _table(errors: pd.DataFrame, column: str) -> pd.DataFrame:

@@ -34,8 +34,8 @@ def by_model(rows: RowsOrFrame) -> pd.DataFrame:
     """Return one row per model and checkpoint, in the order of the rows.
 
     Columns are the metrics of `table4_row`, the fields `ABOUT` and `BITS`, and NAME_error with errors of `SCATTERED`.
-    An encoder-decoder has one row per view; the rows of its stacks share the value of `WHOLE`. The index is the model's
-    short name, or its full name where two models share the short one, followed by the view, if there is one.
+    An encoder-decoder has one row per stack; all have the same value of `WHOLE`. The index is the model's short name,
+    or its full name where two models share the short one, followed by the stack, if there are several.
     """
     rows = comparable_rows(rows)
     wide: dict[tuple, dict] = {}
@@ -48,7 +48,7 @@ def by_model(rows: RowsOrFrame) -> pd.DataFrame:
                 name = f"{names[place]} ({view})" if view else names[place]
                 about = {"model": name, WHOLE: None if view == CROSS else names[place], **dict.fromkeys(ABOUT)}
                 model = wide.setdefault((*place, view), about)
-                model |= {name: row[name] for name in (*ABOUT, BITS) if name in row} | {metric_of(row): row["value"]}
+                model |= {name: row[name] for name in (*ABOUT, BITS) if name in row} | {column_of(row): row["value"]}
                 model |= _errors(row)
     table = pd.DataFrame(wide.values()).set_index("model")
     return table.reindex(columns=list(dict.fromkeys([*table, *TABLE4_COLUMNS])))  # always with the columns of Table 4
@@ -56,13 +56,13 @@ def by_model(rows: RowsOrFrame) -> pd.DataFrame:
 
 def _errors(row: dict) -> dict:
     """Return the known standard errors over the text of a perplexity and bits per byte, or of a top-1 probability."""
-    fields = SCATTERED if row["metric"] == "perplexity" else {metric_of(row): "value"}
+    fields = SCATTERED if row["metric"] == "perplexity" else {column_of(row): "value"}
     known = row["metric"] in ("perplexity", "top1_softmax")
     errors = {name: value_of(row, field).error for name, field in fields.items() if known}
     return {f"{name}_error": error for name, error in errors.items() if error is not None}
 
 
-def metric_of(row: dict) -> str:
+def column_of(row: dict) -> str:
     """Return the column of Table 4 that a row's metric fills."""
     without = row["metric"] == "top1_softmax" and row.get("features")
     return "top1_softmax_without" if without else row["metric"]
@@ -195,7 +195,7 @@ def _draw_panels(by_panel: dict[str, Callable], rows: RowsOrFrame, panel: str | 
 
 def _affected_by_size(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> list:
     models, field, size_axis = _with_size(models)
-    handles = _publish(axes, published, field, 100, *AFFECTED)
+    handles = _plot_published(axes, published, field, 100, *AFFECTED)
     for name, (label, color, line, fill) in AFFECTED.items():
         style = {"linestyle": line, "fillstyle": fill, "color": color_of(color)}
         for marker, group in _by_marker(models):
@@ -207,7 +207,7 @@ def _affected_by_size(axes: Axes, models: pd.DataFrame, published: pd.DataFrame)
 
 
 def _affected_by_perplexity(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> list:
-    handles, fits = _publish(axes, published, "perplexity", 100, *AFFECTED), fits_of(models)
+    handles, fits = _plot_published(axes, published, "perplexity", 100, *AFFECTED), fits_of(models)
     x = np.geomspace(models["perplexity"].min(), models["perplexity"].max(), 200)
     for name, (label, color, line, fill) in AFFECTED.items():
         style, fit = {"color": color_of(color), "fillstyle": fill}, fits[name]
@@ -231,7 +231,7 @@ def _fit_words(fit: Fit | None) -> str:
 
 
 def _magnitude(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> list:
-    handles = _publish(axes, published.abs(), "perplexity", 1, "median")
+    handles = _plot_published(axes, published.abs(), "perplexity", 1, "median")
     style = {"color": color_of("blue"), "linestyle": "none"}
     for marker, group in _by_marker(models):
         for fill, points in (("full", group[group["count"] > 0]), ("none", group[group["count"] == 0])):
@@ -245,7 +245,7 @@ def _magnitude(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> lis
 
 
 def _number(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> list:
-    handles = _publish(axes, published, "perplexity", 1, "count")
+    handles = _plot_published(axes, published, "perplexity", 1, "count")
     for marker, group in _by_marker(models):
         style = {"color": color_of("blue"), "linestyle": "none", "marker": marker}
         _plot(axes, group, "perplexity", group["count"], style)
@@ -264,8 +264,11 @@ def _whole_perplexity_axis(axes: Axes, models: pd.DataFrame, published: pd.DataF
     perplexity_axis(axes)
 
 
-def _publish(axes: Axes, published: pd.DataFrame, x: str | None, unit: float, *columns: str) -> list:
-    """Plot the published models in grey below everything else, unless x is None, and return the handles."""
+def _plot_published(axes: Axes, published: pd.DataFrame, x: str | None, unit: float, *columns: str) -> list:
+    """Plot columns of the published models, times `unit`, in grey below everything else, unless x is None.
+
+    Return the handles of the legend.
+    """
     handles = []
     for name, fill in zip(columns, ("full", "none"), strict=False):
         style = {"color": GREY, "marker": "o", "fillstyle": fill, "linestyle": "none"}

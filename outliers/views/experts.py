@@ -99,7 +99,7 @@ def expert_drops(rows: list[dict]) -> pd.DataFrame:
         change = value_of(row)._replace(deviation=0.0).increase_over(whole)
         place = {"layer": row["layer"], "expert": row["expert"]}
         place["place"] = f"layers.{row['layer']}.experts.{row['expert']}"
-        values = {"damage": change.mean, "error": change.error, "cost": change.logarithm().mean}
+        values = {"damage": change.mean, "error": change.error, "cost": change.log_of_ratio().mean}
         drops.append({**place, "perplexity": row["value"], **values, "value": change})
     return pd.DataFrame(drops)
 

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from outliers.metrics.records import AFTER, BEFORE, TINY
 from outliers.show.axes import log_axis
 from outliers.show.claims import Claim, say
-from outliers.show.explorer import Explorer, map_of, of_tables
+from outliers.show.explorer import Explorer, map_of, of_maps
 from outliers.show.maps import MOST_COLUMNS, Scale, map_on, number_above, pooled
 from outliers.show.section import Context, Drawing, Finding, Section, of_subjects, subject_of, together
 from outliers.show.style import HEAT, Panels, chosen, figure_function, panels_of
@@ -156,10 +156,10 @@ OWN = (
 def keys_section(rows: list[dict], _context: Context | None = None) -> Section:
     """Show the channels of each model under each variant; rows of other metrics are left out."""
     sections = of_subjects(filter(is_of_keys, rows), _section)
-    return sections[0] if len(sections) == 1 else together("Queries, keys and values", list(map(_labelled, sections)))
+    return sections[0] if len(sections) == 1 else together("Queries, keys and values", list(map(_titled, sections)))
 
 
-def _labelled(section: Section) -> Section:
+def _titled(section: Section) -> Section:
     subject = section.title.removeprefix(TITLE)
     return section._replace(findings=[claim._replace(text=f"{subject}: {claim.text}") for claim in section.findings])
 
@@ -229,7 +229,7 @@ def _findings(rows: list[dict], channels: pd.DataFrame, layers: pd.DataFrame) ->
     """
     keys = channels[channels["role"] == "keys"]
     behind = keys[keys["side"] == AFTER].sort_values("value", ascending=False, kind="stable")
-    first = [_first(table)["constant"] >= CONSTANT for table in (_projected(keys), behind)]
+    first = [_first(table)["constant"] >= CONSTANT for table in (_of_projections(keys), behind)]
     constant, after = (int(constant_layers.sum()) for constant_layers in first)
     about = {"constant": constant, "layers": len(first[0]), "after": after if (keys["side"] == BEFORE).any() else None}
     about["least"] = CONSTANT
@@ -252,8 +252,8 @@ def _first(keys: pd.DataFrame) -> pd.DataFrame:
     return keys.sort_values("value", ascending=False, kind="stable").groupby("layer").head(1)
 
 
-def _projected(keys: pd.DataFrame) -> pd.DataFrame:
-    """Return the channels as projections output them; if attention multiplies the outputs directly, side is AFTER."""
+def _of_projections(keys: pd.DataFrame) -> pd.DataFrame:
+    """Return the channels of the projections' outputs: before the rotary embedding, or after it if there is none."""
     rotated = keys.loc[keys["side"] == BEFORE, "layer"]
     return keys[(keys["side"] == BEFORE) | ~keys["layer"].isin(rotated)]
 
@@ -261,7 +261,7 @@ def _projected(keys: pd.DataFrame) -> pd.DataFrame:
 def writing_findings(rows: list[dict]) -> list[Finding]:
     """State which features write most of the mean of constant largest key channels, features of most layers first."""
     channels = _table_of(rows, "channel")
-    first = _first(_projected(channels[channels["role"] == "keys"]).dropna(subset=["terms"])).to_dict("records")
+    first = _first(_of_projections(channels[channels["role"] == "keys"]).dropna(subset=["terms"])).to_dict("records")
     first = [row | {"feature": row["features"][0], "term": row["terms"][0]} for row in first]
     led = [row for row in first if row["constant"] >= CONSTANT and row["term"] / row["mean"] >= MOST]
     of_features = sorted(grouped(led, itemgetter("feature")).values(), key=lambda led: -len(led))
@@ -290,7 +290,7 @@ def keys_explorer(rows: list[dict], subject: str) -> Explorer:
         maps.append(map_of(f"{role} {SIDES[side]}, by head", "head", table, f"{role} by head"))
     title, value = f"Explore queries, keys and values of {subject}", "largest |x| / median"
     scales = {"log": _scale([table["values"] for table in maps], HEAT)}
-    return of_tables(title, maps, row="layer", value=value, choice="states", scales=scales)
+    return of_maps(title, maps, row="layer", value=value, choice="states", scales=scales)
 
 
 def _with_names(table: pd.DataFrame) -> pd.DataFrame:

@@ -13,18 +13,19 @@ from outliers.subjects.layer import layer_shape
 
 
 def linear_layer_section(rows: list[dict], _context: Context | None = None) -> Section:
-    table, findings = speed_table(rows), speed_findings(times_of(rows))
+    table, findings = speed_table(rows), speed_findings(speed_rows(rows))
     return Section("Speed of the first feed-forward layer", rows, tables=[table], findings=findings)
 
 
 def speeds(rows: list[dict]) -> pd.DataFrame:
     """Return the speedup over 16 bits by way (index, in the order of the rows) and model dimension (ascending)."""
-    frame = pd.DataFrame(times_of(rows), columns=["way", "dimension", "value"])
+    frame = pd.DataFrame(speed_rows(rows), columns=["way", "dimension", "value"])
     dimensions = sorted(set(frame["dimension"].tolist()), key=layer_shape)
     return frame.pivot(index="way", columns="dimension", values="value").loc[frame["way"].unique(), dimensions]
 
 
-def times_of(rows: list[dict]) -> list[dict]:
+def speed_rows(rows: list[dict]) -> list[dict]:
+    """Return the rows of times relative to 16 bits."""
     return [row for row in rows if row["metric"] == "linear_layer.times_16_bits"]
 
 

@@ -118,7 +118,7 @@ def footprints(rows: list[dict]) -> pd.DataFrame:
 def footprints_table(rows: list[dict]) -> Table:
     """Make the table of memory requirements of models in GiB."""
     table, run = footprints(rows), rows[0]
-    of_tokens = f"{_contexts(table, run['context'])} tokens of context"
+    of_tokens = f"{_context_words(table, run['context'])} tokens of context"
     caption = f"Memory requirement of models in GiB at batch {run['batch']} with {of_tokens}."
     loaded = LOADED if table["loaded 8"].notna().any() else {}
     if loaded:
@@ -131,7 +131,7 @@ def footprints_table(rows: list[dict]) -> Table:
     return Table.of("footprints", caption, columns, table.reset_index())
 
 
-def _contexts(table: pd.DataFrame, most: int) -> str:
+def _context_words(table: pd.DataFrame, most: int) -> str:
     less = [f"{_paper_name(model)} {context}" for model, context in table["context"].items() if context < most]
     return f"{most} ({', '.join(less)})" if less else str(most)
 
@@ -143,13 +143,13 @@ def memory_findings(largest: pd.DataFrame, footprints: pd.DataFrame) -> list[Fin
     """
     other = largest[largest["8-bit"] != largest["16-bit"]]
     shares = (footprints["total 8"] / footprints["total 16"]).dropna()
-    findings = [Finding(_held(other, len(largest)), "table3", of_every=True)] if len(largest) else []
-    findings += [Finding(_shrinks(shares), "footprints", of_every=True)] if len(shares) else []
+    findings = [Finding(_fit_clause(other, len(largest)), "table3", of_every=True)] if len(largest) else []
+    findings += [Finding(_share_clause(shares), "footprints", of_every=True)] if len(shares) else []
     loaded = footprints["loaded 8"].dropna()
-    return findings + ([Finding(_grows(footprints.loc[loaded.idxmax()]), "footprints")] if len(loaded) else [])
+    return findings + ([Finding(_growth_clause(footprints.loc[loaded.idxmax()]), "footprints")] if len(loaded) else [])
 
 
-def _held(other: pd.DataFrame, every: int) -> str:
+def _fit_clause(other: pd.DataFrame, every: int) -> str:
     if other.empty:
         return "On no hardware does a larger model fit in 8 bits than in 16 bits."
     row = other.iloc[0]
@@ -159,14 +159,14 @@ def _held(other: pd.DataFrame, every: int) -> str:
     return f"A larger model fits in 8 bits than in 16 bits{kinds}: {example}."
 
 
-def _shrinks(shares: pd.Series) -> str:
+def _share_clause(shares: pd.Series) -> str:
     low, high = part(shares.min()), part(shares.max())
     if len(shares) == 1:
         return f"In 8 bits, {shares.index[0]} needs {low} of its memory in 16 bits."
     return f"In 8 bits, models need {low} ({shares.idxmin()}) to {high} ({shares.idxmax()}) of their memory in 16 bits."
 
 
-def _grows(row: pd.Series) -> str:
+def _growth_clause(row: pd.Series) -> str:
     loaded, total = (f"{row[name] / GIB:.1f} GiB" for name in ("loaded 8", "total 8"))
     model = _paper_name(row.name)
     return f"transformers keeps some weights of {model} in float32; as loaded in 8 bits it needs {loaded}, not {total}."

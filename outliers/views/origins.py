@@ -94,7 +94,7 @@ def life_line(
             axes.set_title(f"feature {name}, {title}", loc="left")
             bands += _band(axes, by_feature[name], norm, readers.get(name, []) if place == places[-1] else [])
         line[0].set_ylabel("contribution; state")
-    _explain(ax, panels, bands, norm)
+    _draw_legends(ax, panels, bands, norm)
     panels[0, 0].figure.draw_without_rendering()  # computes the layout, which the labels need
     for line, name in zip(panels, features, strict=True):
         for axes, place in zip(line, places, strict=True):
@@ -185,7 +185,7 @@ def readers_of(rows: list[dict]) -> dict[str, list[Place]]:
     usual = random_costs(table)
     reading: dict[str, list[Place]] = {}
     for row in table[table["subject"] == "feature"].to_dict("records"):
-        if reads(row["increase"], usual[row["place"]]):
+        if is_read(row["increase"], usual[row["place"]]):
             reading.setdefault(str(row["feature"]), []).append(Place.read(row["place"]))
     return reading
 
@@ -199,13 +199,13 @@ def random_costs(readings: pd.DataFrame) -> dict[str, Value]:
     return {place: averaged(group["increase"].tolist(), group["cost"].std()) for place, group in controls}
 
 
-def reads(cost: Value, usual: Value) -> bool:
+def is_read(cost: Value, usual: Value) -> bool:
     """Return whether the cost of removing a feature at a place is at least `READ` and exceeds that of random ones."""
     return cost.mean >= READ and cost.is_above(usual)
 
 
 def single_writers(rows: pd.DataFrame) -> Singles:
-    """Return the single writers (heads, neurons, experts) by feature, layer and part, as in `parts_of`."""
+    """Return the rows of single writers (heads, neurons, experts) by feature, layer and part of the layer."""
     singles = rows[rows["metric"].isin(WRITERS_AND_EXPERTS) & rows["writer"].isin(SINGLE)]
     layer, part = singles["layer"].astype(float).fillna(BEFORE), singles["writer"].map(PART_OF)
     return dict(iter(singles.groupby([singles["feature"], layer, part], sort=False)))
@@ -239,9 +239,9 @@ def writer_name(writer: Mapping | None) -> str | None:
 
 
 def _band(axes: Axes, rows: pd.DataFrame, norm: LogNorm, readers: list[Place]) -> list[Axes]:
-    """Draw the gains of the norms below the axes, one row per kind of reader, with the places that read the feature.
+    """Draw the gains of norms below the axes, a row for each kind of projection behind them; mark those that read.
 
-    Return the new axes; none if no norm is read.
+    Return the new axes; [] if the rows have no gains.
     """
     gates = rows[rows["metric"] == "origins.gate"]
     reads = [role for role in GATES if gates["role"].str.contains(role).any()] if len(gates) else []
@@ -273,7 +273,7 @@ def _band(axes: Axes, rows: pd.DataFrame, norm: LogNorm, readers: list[Place]) -
     return [band]
 
 
-def _explain(ax: Axes | None, panels: np.ndarray, bands: list[Axes], norm: LogNorm) -> None:
+def _draw_legends(ax: Axes | None, panels: np.ndarray, bands: list[Axes], norm: LogNorm) -> None:
     patches = [
         Patch(facecolor=color_of(color), hatch=hatch, edgecolor="white", label=part)
         for part, (color, hatch, _) in BARS.items()
@@ -387,7 +387,7 @@ def origins_section(rows: list[dict], _context: Context | None = None) -> Sectio
     sections = of_subjects(filter(is_of_writers, rows), partial(_section, every=rows))
     if len(sections) == 1:
         return sections[0]
-    table = comparison_table(rows)
+    table = accounts_table(rows)
     several = Section("", rows, tables=[table])
     return together("Origins of features", [several, *(other._replace(printed="", findings=()) for other in sections)])
 
@@ -396,7 +396,8 @@ def is_of_writers(row: dict) -> bool:
     return row["metric"].startswith("origins.")
 
 
-def comparison_table(rows: list[dict]) -> Table:
+def accounts_table(rows: list[dict]) -> Table:
+    """Make a table with a line for each account, of one model and variant, and feature."""
     accounts = grouped(filter(is_of_writers, rows), lambda row: (row["model"], row.get("variant", BASELINE))).values()
     features = pd.DataFrame(record for account in accounts for record in _summed_up(account))
     return Table.of("accounts", ACCOUNTS_CAPTION, ACCOUNT_COLUMNS, features, texts=WORDS)
@@ -431,7 +432,7 @@ def _section(rows: list[dict], ending: str, every: list[dict]) -> Section:
     frame = pd.DataFrame(rows)
     gates, states, rest = (frame[frame["metric"] == f"origins.{metric}"] for metric in METRICS)
     writers = frame[frame["metric"].isin(WRITERS_AND_EXPERTS)]
-    parts = _with_most(parts_of(frame), writers)
+    parts = _with_largest_writers(parts_of(frame), writers)
     writers_caption = WRITERS_CAPTION.format(rest=rest["value"].max())
     if (writers["writer"] == "expert").any():
         writers_caption += OF_WHOLE_EXPERTS
@@ -492,7 +493,8 @@ def _columns(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[[name for name in OWN if name in frame and frame[name].notna().any()]]
 
 
-def _with_most(parts: pd.DataFrame, writers: pd.DataFrame) -> pd.DataFrame:
+def _with_largest_writers(parts: pd.DataFrame, writers: pd.DataFrame) -> pd.DataFrame:
+    """Return parts with the names of their writers with the largest means, after the first position and at it."""
     singles = single_writers(writers)
     most = {
         name: [writer_name(largest_of(singles, part, column)) for part in parts.to_dict("records")]

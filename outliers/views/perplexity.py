@@ -34,7 +34,7 @@ from outliers.show.value import (
     comparable_rows,
     exact,
     grouped,
-    is_beyond,
+    has_no_number,
     scattered_by,
     value_of,
 )
@@ -53,7 +53,7 @@ def costs(rows: list[dict]) -> list[dict]:
 
 
 def point_row(point: NamedTuple) -> dict:
-    """Flatten a point of a figure of costs; columns have its perplexity and the ratio to the unquantized one."""
+    """Flatten a point with perplexity and cost; `ratio` is its perplexity over that of the unquantized model."""
     fields = point._asdict()
     perplexity, cost = fields.pop("perplexity"), fields.pop("cost")
     scatter = {"deviation": perplexity.deviation, "error": perplexity.error}
@@ -206,7 +206,7 @@ SPARED = "Models whose perplexity rises by at most 1 % under every scheme"
 def _spared(costly: list[dict]) -> dict[str, Value]:
     """Return the models that lose at most one per cent under every scheme, with their largest increase.
 
-    Return none if all models are such.
+    If all models are such, return {}.
     """
     most = {
         model: max((row["cost"] for row in of_model), key=lambda cost: cost.mean)
@@ -241,7 +241,7 @@ def table1(rows: list[dict], column: str = "value") -> pd.DataFrame:
     """
     beyond = {"value": math.nan}
     kept = [row for row in rows if row["metric"] in PERPLEXITIES]
-    frame = pd.DataFrame([row | beyond if column in beyond and is_beyond(row) else row for row in kept])
+    frame = pd.DataFrame([row | beyond if column in beyond and has_no_number(row) else row for row in kept])
     table = frame.pivot(index="variant", columns="model", values=column)
     return table.loc[in_order(frame["variant"]), frame["model"].unique()]
 

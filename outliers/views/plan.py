@@ -46,10 +46,10 @@ def plan_points(rows: Iterable[Mapping]) -> pd.DataFrame:
 
 
 def expected_costs(rows: Iterable[Mapping], tokens: int) -> list[float]:
-    """Return the expected cost of a scheme, as a share, with the 0, 1, 2, … costliest projections exact.
+    """Return the expected cost of a scheme, as a share, with the 0, 1, 2, … costliest projections improved.
 
-    The increases of log-perplexity by single projections are added up, on top of the measured cost with all of them
-    improved. tokens: number of tokens on which single projections were measured.
+    An improved projection is exact or has a better scheme. The increases of log-perplexity by the others are added to
+    the measured cost with all of them improved. tokens: number of tokens on which single projections were measured.
     """
     rows = [row for row in rows if row["metric"] in ("perplexity", "damage.kl")]
     searched = [row for row in rows if row.get("stage") == "search"]

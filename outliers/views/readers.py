@@ -13,7 +13,7 @@ from outliers.show.section import Finding, Section
 from outliers.show.tables import MISSING, OVER_TEXT, Table, cell, scattered
 from outliers.show.value import exact, value_of
 from outliers.show.words import percent
-from outliers.views.origins import random_costs, reads
+from outliers.views.origins import is_read, random_costs
 
 MEASURES = ("cost", "top1_softmax", "share", "margin")  # measures for which random features give a mean and a deviation
 NAMED = 4  # places named in a sentence
@@ -154,7 +154,7 @@ def readers_findings(table: pd.DataFrame) -> Iterator[Finding]:
     for _, of_feature in summary.iloc[1:].groupby("feature", sort=False):
         rows = of_feature.sort_values("cost", ascending=False).to_dict("records")
         rows = [row | {"usual": usual[row["place"]]} for row in rows]
-        reading = [row for row in rows if reads(row["increase"], row["usual"])][:NAMED]
+        reading = [row for row in rows if is_read(row["increase"], row["usual"])][:NAMED]
         places = [f"{row['place']} ({percent(*row['increase'].shown)})" for row in reading]
         if reading:
             yield from say(READ, [max(reading, key=lambda row: row["usual"].mean)], places=places)

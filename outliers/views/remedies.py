@@ -100,7 +100,7 @@ class RemedyPoint(NamedTuple):
     @property
     def increase(self) -> Value:
         """The increase of log-perplexity, in nats."""
-        return self.cost.logarithm()
+        return self.cost.log_of_ratio()
 
 
 def remedy_points(rows: list[dict]) -> list[RemedyPoint]:
@@ -190,6 +190,7 @@ def _is_on_grid(row: dict, scheme: Scheme) -> bool:
 
 
 def _panel(scheme: Scheme) -> str:
+    """Return the panel of a scheme: of weights alone, or else by granularity."""
     if scheme.activations is None:
         return "weights"
     granularity = (scheme.weights or scheme.activations).granularity
@@ -505,7 +506,8 @@ LOST = Claim(
 def remedies_findings(points: Sequence[RemedyPoint]) -> list[Finding]:
     """State for each model the fewest bits that hold it, the format that gains most from a remedy, and lost formats.
 
-    The fewest bits are stated for each of `KINDS`; no remedy saves a lost format. A single draw gives no findings.
+    A format that costs at most `HELD` holds a model; one that costs more under every remedy is lost. The fewest bits
+    are stated for each of `KINDS`. A single draw gives no findings.
     """
     findings = []
     for model, ours in grouped(points, attrgetter("model")).items():

@@ -95,7 +95,7 @@ SINGLE = {
 def super_weights_section(rows: list[dict]) -> Section:
     """Show the search for super weights in one model; rows of other metrics are left out."""
     costs = cost_table(rows)
-    candidates = pd.DataFrame(map(_summed_up, _each(costs)))
+    candidates = pd.DataFrame(map(_summed_up, _by_candidate(costs)))
     controlled = candidates.dropna(subset="neuron")
     kind, number = controlled["kind"].iloc[0], int(controlled["count"].max())
     over_text = f". {OVER_TEXT}" if costs["error"].notna().any() else ""
@@ -118,7 +118,7 @@ def _numbers(costs: pd.DataFrame) -> pd.DataFrame:
     return numbers if numbers["error"].notna().any() else numbers.drop(columns="error")
 
 
-def _each(costs: pd.DataFrame) -> Iterator[pd.DataFrame]:
+def _by_candidate(costs: pd.DataFrame) -> Iterator[pd.DataFrame]:
     return (candidate_costs for _, candidate_costs in costs.groupby("candidate", sort=False))
 
 
@@ -142,7 +142,7 @@ def _summed_up(candidate_costs: pd.DataFrame) -> dict:
     return about | {"beside_size": beside["cost"].abs().max()}
 
 
-def _carries(candidate: dict) -> bool:
+def _is_super_weight(candidate: dict) -> bool:
     """Return whether the weight costs at least `WORTH`, and more log-perplexity than each control, beyond scatter."""
     return candidate["cost"] >= WORTH and candidate["increase"].is_above(candidate["most_increase"])
 
@@ -213,9 +213,9 @@ def super_weights_findings(rows: list[dict]) -> list[Finding]:
     Each finding belongs to the feature that the weight writes.
     """
     costs = cost_table(rows)
-    candidates = [_summed_up(candidate) for candidate in _each(costs)]
+    candidates = [_summed_up(candidate) for candidate in _by_candidate(costs)]
     treated = [_with_words(candidate) for candidate in candidates if not pd.isna(candidate.get("neuron"))]
-    carrying = list(filter(_carries, treated))
+    carrying = list(filter(_is_super_weight, treated))
     if not carrying:
         largest = max(candidates, key=lambda candidate: abs(candidate["cost"]))
         of_all = {"size": abs(largest["cost"]), "costliest": weight_name(largest["candidate"], largest["layer"])}

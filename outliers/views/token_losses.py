@@ -97,7 +97,7 @@ def _of_model(model: str, rows: list[dict]) -> Section:
     ]
     for number, (variant, group) in enumerate(by_variant.items(), 1):
         if totals[variant]["value"]:
-            tables += [_table(f"{ending}_{number}", name, variant, group, *shown) for shown in TABLES]
+            tables += [_loss_table(f"{ending}_{number}", name, variant, group, *shown) for shown in TABLES]
     drawing = Drawing.of(f"loss_by_position_{ending}", f"{name}: {BY_POSITION}", loss_by_position(rows))
     return Section(TITLE, rows, None, tables, [drawing], findings=findings)
 
@@ -150,9 +150,10 @@ def _sentences(name: str, total: Mapping) -> list[str]:
     ]
 
 
-def _table(
+def _loss_table(
     ending: str, name: str, variant: str, rows: list[dict], kind: str, what: str, columns: tuple, folded: bool
 ) -> Table:
+    """Make the table of the increases of a kind of rows, such as positions or contexts; what: continues its caption."""
     (total,) = (row for row in rows if row["metric"] == "token_losses.total")
     own = [_shares(row, total) for row in rows if row["metric"] == f"token_losses.{kind}"]
     fields = ["type", "first", "last", "token", "name", "others", "sequence", "position", "around", "loss", "value"]

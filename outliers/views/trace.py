@@ -31,14 +31,14 @@ from outliers.metrics.records import LIMITS
 from outliers.models.names import short_name
 from outliers.show.axes import log_axis, threshold
 from outliers.show.claims import Claim, say
-from outliers.show.explorer import CELLS, Explorer, map_of, of_tables
+from outliers.show.explorer import CELLS, Explorer, map_of, of_maps
 from outliers.show.legends import legend
 from outliers.show.maps import FAINTEST, Scale, map_on, number_above
 from outliers.show.section import Context, Drawing, Finding, Section, by_stack
 from outliers.show.style import GREY, HEAT, SEQUENTIAL, Panels, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Table
 from outliers.show.words import TokenNamer, amount, ranges
-from outliers.views.emergence import emergence_table, metric_of
+from outliers.views.emergence import column_of, emergence_table
 from outliers.views.range import beyond_float16, place_of
 
 if TYPE_CHECKING:
@@ -327,7 +327,7 @@ def traced_section(trace: "Trace", rows: list[dict], names: TokenNamer, excerpt:
             notes.append(f"Only {only} of {trace.layers} have the role {role}.")
     captions = CAPTIONS | (PATCHES if _is_of_pictures(trace) else {})
     drawings = [Drawing.of(draw.__name__, caption, draw(trace)) for draw, caption in captions.items()]
-    findings = trace_findings(trace, {metric_of(row): row["value"] for row in whole}, names)
+    findings = trace_findings(trace, {column_of(row): row["value"] for row in whole}, names)
     return Section(
         f"Outlier features of {short_name(rows[0]['model'])}",
         rows,
@@ -435,9 +435,9 @@ def _unused(of_layer: pd.DataFrame) -> str:
 def _tokens(trace: "Trace") -> list[Table]:
     if not trace.names:
         return []
-    carried = _carried(trace)
+    carried = _features_with_tokens(trace)
     types, tokens, contexts = (_of_carried(trace, carried, by) for by in ("type", "token", "position"))
-    extremes = [_ends(group) for _, group in tokens[tokens["token"] >= 0].groupby(["feature", "role"], sort=False)]
+    extremes = [_extremes(group) for _, group in tokens[tokens["token"] >= 0].groupby(["feature", "role"], sort=False)]
     around = [
         part
         for _, group in contexts.groupby(["feature", "role"], sort=False)
@@ -453,7 +453,7 @@ def _tokens(trace: "Trace") -> list[Table]:
     ]
 
 
-def _carried(trace: "Trace") -> list[tuple[int, str | None]]:
+def _features_with_tokens(trace: "Trace") -> list[tuple[int, str | None]]:
     """Choose the features whose tokens are shown, each with its `role` for `Trace.tokens`."""
     features = most_common(trace, CARRIED)
     largest = trace.massive_activations().sort_values("value", key=abs, ascending=False, kind="stable")
@@ -472,7 +472,7 @@ def _of_carried(trace: "Trace", carried: list[tuple[int, str | None]], by: str) 
     return pd.concat(tables, ignore_index=True)
 
 
-def _ends(table: pd.DataFrame) -> pd.DataFrame:
+def _extremes(table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([table.head(STRONGEST), table.iloc[STRONGEST:].tail(WEAKEST)])
 
 
@@ -702,7 +702,7 @@ def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", names: TokenNamer)
         | {"marked": marked[role], "text": _text(excerpt, role)}
         for role, values in largest.items()
     ]
-    return of_tables(
+    return of_maps(
         f"Explore the hidden states{OF_STACK[trace.stack]}",
         maps,
         row="layer",

@@ -51,7 +51,7 @@ def settings(rows: list[dict]) -> list[RecipeResult]:
     runs = models.drop_duplicates("run").set_index("run")
     plain = {fields["model"]: run for run, fields in reversed(list(runs.iterrows())) if not fields["int8"]}
 
-    def over_plain(values_of_runs: dict[str, dict], run: str) -> Mean | None:
+    def over_16_bits(values_of_runs: dict[str, dict], run: str) -> Mean | None:
         other = plain.get(runs.loc[run, "model"])
         return None if other in (None, run) else ratio(values_of_runs[run], values_of_runs[other])
 
@@ -64,9 +64,9 @@ def settings(rows: list[dict]) -> list[RecipeResult]:
             f"{100 * fields['decomposition']:g} %",
             values[run],
             mean(list(values[run].values())),
-            over_plain(values, run),
+            over_16_bits(values, run),
             mean(list(exact[run].values())),
-            over_plain(exact, run),
+            over_16_bits(exact, run),
         )
         for run, fields in runs.iterrows()
     ]
@@ -170,7 +170,7 @@ def _of_model(runs: list[RecipeResult], at: str) -> list[Finding]:
 
 
 def _first_with_changes(runs: Sequence[RecipeResult]) -> list[dict]:
-    """Return the fields of the first run, with the shares and changes of all runs, in a list; empty without a run."""
+    """Return a list with the fields of the first run, with `shares` and `changes` of all runs; [] without a run."""
     shares, changes = [run.decomposition for run in runs], [_percent(run.increase) for run in runs]
     return [
         run._asdict()

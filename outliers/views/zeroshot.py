@@ -32,6 +32,7 @@ DODGE = 1.035  # factor along x between schemes of one model, which keeps their 
 
 
 def label_of_weights(variant: str, dtype: str) -> str:
+    """Return the label of a variant: its name, or "float16, not quantized"."""
     return f"{dtype}, not quantized" if variant == BASELINE else variant
 
 

@@ -22,7 +22,7 @@ from outliers.runs.run import records, rows_of, run
 from outliers.subjects.provenance import measuring
 from outliers.tracing.table4 import table4_row, trace_row
 from outliers.tracing.trace import trace, traces
-from outliers.views.emergence import metric_of
+from outliers.views.emergence import column_of
 from tests.conftest import TIMES, lasting
 from tests.small_models import alter_weights, sample_blocks, top1_softmax, trace_model
 
@@ -31,7 +31,7 @@ TRACED = {"model": "pocket/gpt2-0.1m", "block": 64, "blocks": 6, "alpha": 3}
 
 def metrics(rows: list[dict]) -> dict:
     """Values of rows that name no place."""
-    return {metric_of(row): row["value"] for row in rows if not {"feature", "layer", "position"} & set(row)}
+    return {column_of(row): row["value"] for row in rows if not {"feature", "layer", "position"} & set(row)}
 
 
 def in_any_order(rows: list[dict]) -> list[str]:

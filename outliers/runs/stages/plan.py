@@ -368,8 +368,8 @@ def perplexities_without_each(records: Iterable[Mapping], chosen: int) -> "dict[
         records: of a search; those with all draws replace those with one draw.
         chosen: size of the set.
     """
-    from outliers.show.value import Value, is_beyond, value_of  # late, for it imports pandas
+    from outliers.show.value import Value, has_no_number, value_of  # late, for it imports pandas
 
     without = [row for row in records if "without" in row and row["chosen"] == chosen - 1]
     once_first = sorted(without, key=lambda row: "standard_deviation" in row)
-    return {row["without"]: Value(math.inf) if is_beyond(row) else value_of(row) for row in once_first}
+    return {row["without"]: Value(math.inf) if has_no_number(row) else value_of(row) for row in once_first}

@@ -215,7 +215,7 @@ def cost_table(records: Iterable[Mapping]) -> "pd.DataFrame":
             perplexity = values.get(("perplexity", variant.name))
             if perplexity is not None:
                 cost = perplexity.increase_over(baseline)
-                increase = cost.logarithm()._replace(deviation=0.0)  # results in 16 bits have no draws
+                increase = cost.log_of_ratio()._replace(deviation=0.0)  # results in 16 bits have no draws
                 row = {"treatment": treatment, "variant": variant.name, "perplexity": perplexity.mean}
                 row |= {"cost": cost.mean, "error": increase.error}
                 row["factor"] = variant.factor if treatment == "scaled" else None
