@@ -49,7 +49,7 @@ def examples(corpora, objective, seed=0, **fields):
 
 
 def tokenizer(corpora, objective):
-    return PreTrainedTokenizerFast.from_pretrained(corpora[objective].reader)
+    return PreTrainedTokenizerFast.from_pretrained(corpora[objective].folder)
 
 
 @pytest.mark.parametrize(
