@@ -174,15 +174,10 @@ def _pairs_of(row: Mapping, name: str) -> Pairs | None:
         slope = 1 / math.log(2)
     elif row["metric"].startswith(TOTALS):
         slope = math.fsum(row["unit_counts"])
-    elif is_perplexity(row["metric"]):
+    elif "perplexity" in row["metric"] and not has_no_number(row):  # an exponential of a mean loss
         slope = row["value"]
     text = row.get("tokens_hash", row.get("documents_hash", ""))
     return Pairs(text, tuple(residuals(row["unit_sums"], row[counts], slope)))
-
-
-def is_perplexity(metric: str) -> bool:
-    """Return whether the values of a metric are exponentials of a mean loss."""
-    return "perplexity" in metric and LOG_PERPLEXITY not in metric
 
 
 # Metrics that are compared with another metric of the unquantized model.

@@ -174,7 +174,8 @@ FIGURE = (
 
 def causes_section(rows: list[dict], _context: Context | None = None) -> Section:
     """Show training runs that differ in one setting each: their final values, and their growth during training."""
-    models, notes = final_values(rows), [seeds_note(trained(rows))]
+    models = final_values(rows)
+    notes = [seeds_note(models)]
     tables = [causes_table(models)]
     drawings = [Drawing.of("causes", FIGURE, causes(rows))]
     findings = causes_findings(models, tables[0].name)

@@ -259,15 +259,16 @@ def damage_section(rows: list[dict], names: TokenNamer) -> Section:
         [damage.errors.assign(variant=variant) for variant, damage in damages.items()], ignore_index=True
     )
     errors["token_text"] = [None if pd.isna(token) else names(int(token)) for token in errors["token"]]
-    notes = _scatter_note(rows)
+    measured = [row for row in rows if row["metric"] == "perplexity"]
+    notes = [scatter_note(measured)] if measured else []  # output errors hardly scatter
     tables = [*_model_tables(damages), *_places("role", damages), *_places("layer", damages)]
     tables += [table for field in ("stack", "head", "expert") for table in _places(field, damages)] + _worst(errors)
     drawings = []
     if len(errors):
         drawings.append(Drawing.of("damage_errors", HEAT_CAPTION, damage_map(damages)))
     if places := _measured_places(damages):
-        measured = [getattr(damage, f"{place}s") for damage in damages.values() for place in places]
-        exact = ", and removed by keeping it alone exact," * any("perplexity_without" in table for table in measured)
+        by_place = [getattr(damage, f"{place}s") for damage in damages.values() for place in places]
+        exact = ", and removed by keeping it alone exact," * any("perplexity_without" in table for table in by_place)
         caption = f"Log-perplexity added by quantizing one {' or '.join(places)} alone{exact} under each scheme."
         drawings.append(Drawing.of("damage_places", caption, damage_bars(damages)))
     if any(len(damage.heads) for damage in damages.values()):
@@ -288,12 +289,6 @@ HEAT_CAPTION = (
 )
 EXPERTS_CAPTION = "Log-perplexity added by quantizing one expert alone, by scheme."
 HEADS_CAPTION = "Log-perplexity added by quantizing the keys and values of one head alone, by cache."
-
-
-def _scatter_note(rows: list[dict]) -> list[str]:
-    """Return the note on scatter; nothing if there are only output errors, which hardly scatter."""
-    measured = [row for row in rows if row["metric"] == "perplexity"]
-    return [scatter_note(measured)] if measured else []
 
 
 # Tables
@@ -417,7 +412,8 @@ def damage_findings(damages: Mapping[str, Damages], names: TokenNamer, scatter: 
         findings += [*(_of_roles(damage, names) if damage in costly else []), *_of_model(damage, scatter)]
         for field in ("layer", "head", "expert") if damage in costly[:1] else ():
             findings += _of_places(damage, field)
-    errors = [finding for damage in variants for finding in _of_errors(damage)]
+    by_variant = ((damage.errors.to_dict("records"), damage.variant) for damage in variants)
+    errors = [finding for rows, variant in by_variant for finding in say(OF_ERRORS, rows, variant=variant)]
     single = any(damage.costs[OF_ALL].deviation is None for damage in measured)
     return (errors + findings if single else findings + errors)[:FINDINGS]
 
@@ -479,10 +475,6 @@ def _of_places(damage: Damages, field: str) -> list[Finding]:
         broken.pop()
     costs = [f"{place['place']} ({percent(*place['alone'].shown)})" for place in broken]
     return say(OF_PLACES, places[:1], bool(broken), variant=damage.variant, field=field, costs=costs)
-
-
-def _of_errors(damage: Damages) -> list[Finding]:
-    return say(OF_ERRORS, damage.errors.to_dict("records"), variant=damage.variant)
 
 
 def damage_explorer(damages: Mapping[str, "Damages"]) -> list[Explorer]:

@@ -26,9 +26,9 @@ SHOWN = {
 
 def latency_section(rows: list[dict], _context: Context | None = None) -> Section:
     """Show the timings of generation, or of encoding."""
-    table = latency_table(rows)
-    findings = latency_findings(latencies(rows))
-    return Section("Decoding latency", rows, tables=[table], findings=findings)
+    times = latencies(rows)
+    findings = latency_findings(times)
+    return Section("Decoding latency", rows, tables=[latency_table(times, rows[0])], findings=findings)
 
 
 def latencies(rows: list[dict]) -> pd.DataFrame:
@@ -58,9 +58,8 @@ def latencies(rows: list[dict]) -> pd.DataFrame:
     return table.reindex(columns=pd.MultiIndex.from_product(shown, names=["value", "batch"]))
 
 
-def latency_table(rows: list[dict]) -> Table:
-    """Make the table with its caption; its data are the values of `latencies` with flat names."""
-    table, run = latencies(rows), rows[0]
+def latency_table(table: pd.DataFrame, run: dict) -> Table:
+    """Make the table of the values of `latencies`, with its caption; run: a row of them."""
     timed = table.columns.unique("value")
     generation = (
         f"Milliseconds per generated token with a KV cache, after prompts of {run['prompt']} tokens, by batch: median "

@@ -20,8 +20,10 @@ LOADED = {"loaded 16": "16-bit as loaded", "loaded 8": "8-bit as loaded"}
 
 
 def memory_section(rows: list[dict], _context: Context | None = None) -> Section:
-    tables = [table for table in (largest_table(rows), footprints_table(rows)) if table]
-    findings = memory_findings(largest(rows), footprints(rows))
+    fitting, needs = largest(rows), footprints(rows)
+    tables = [largest_table(fitting, rows)] if len(fitting) else []
+    tables.append(footprints_table(needs, rows[0]))
+    findings = memory_findings(fitting, needs)
     return Section("Memory at inference", rows, tables=tables, findings=findings)
 
 
@@ -63,11 +65,8 @@ def _paper_name(model: str) -> str:
     return known_configs().get(model, {}).get("shown", short_name(model))
 
 
-def largest_table(rows: list[dict]) -> Table | None:
-    """Make Table 3, with a larger model that is no candidate in brackets; None if no hardware was given."""
-    table = largest(rows)
-    if table.empty:
-        return None
+def largest_table(table: pd.DataFrame, rows: list[dict]) -> Table:
+    """Make Table 3 of the result of `largest`, with a larger model that is no candidate in brackets."""
     run = next(row for row in rows if row["metric"] == "fits")
     caption = (
         f"Largest model that fits at batch {run['batch']} with {run['context']} tokens of context (half input, half "
@@ -115,9 +114,8 @@ def footprints(rows: list[dict]) -> pd.DataFrame:
     return table[["parameters", "context", *NEEDS, *TOTALS, *LOADED]].rename_axis("model")
 
 
-def footprints_table(rows: list[dict]) -> Table:
-    """Make the table of memory requirements of models in GiB."""
-    table, run = footprints(rows), rows[0]
+def footprints_table(table: pd.DataFrame, run: dict) -> Table:
+    """Make the table of the result of `footprints` in GiB; run: a row of the measurement."""
     of_tokens = f"{_context_words(table, run['context'])} tokens of context"
     caption = f"Memory requirement of models in GiB at batch {run['batch']} with {of_tokens}."
     loaded = LOADED if table["loaded 8"].notna().any() else {}

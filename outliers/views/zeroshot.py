@@ -200,15 +200,12 @@ def zeroshot_findings(means: Sequence[dict], chance: float | None) -> list[Findi
     lower = [pair for pair in pairs if _is_lower(*pair)][:3]
     stated = [after | {"from": _percent(before), "to": _percent(after)} for before, after in lower or pairs[:1]]
     findings = say_each(LOWER if lower else NONE_LOWER, stated)
-    guess = [mean["model"] for mean in unquantized.values() if not _accuracy(mean).is_above(exact(chance or 0))]
+    levels = {mean["model"]: Value(mean["value"], 0.0, mean["standard_error"]) for mean in unquantized.values()}
+    guess = [model for model, level in levels.items() if not level.is_above(exact(chance or 0))]
     if chance is None or not guess:
         return findings
     which = f"{count(len(guess)).capitalize()} of {count(len(unquantized))} models" if len(guess) > 3 else listed(guess)
     return [*findings, *say(GUESSES, [{"guess": guess, "which": which, "chance": chance}])]
-
-
-def _accuracy(mean: dict) -> Value:
-    return Value(mean["value"], 0.0, mean["standard_error"])
 
 
 def _is_lower(before: dict, after: dict) -> bool:
