@@ -12,7 +12,7 @@ from outliers.criterion import ALPHA
 from outliers.metrics import records
 from outliers.subjects.cell import Cell, CellPlan
 from outliers.subjects.served import Served
-from outliers.variants.peer import Peer
+from outliers.variants.peer import Bitsandbytes
 from outliers.variants.term import PEER
 
 
@@ -45,7 +45,7 @@ class Latency(records.Generation, Experiment):
         experiment = Experiment(**shared, block=self.prompt, blocks=max(self.batches))
         generation = self.model_dump(include=records.Generation.model_fields.keys())
         metrics = [records.LatencyMetric(batch=batch, **generation) for batch in self.batches]
-        peer = [Peer(self.alpha)] if PEER in self.schemes else []
+        peer = [Bitsandbytes(self.alpha)] if PEER in self.schemes else []
         pairs = product(self.models, [*self.quantized, *peer])
         return [
             CellPlan.of(

@@ -101,6 +101,7 @@ class Variant(Protocol):
 
     @property
     def without_cache(self) -> "Variant":
+        """The variant without its quantized cache."""
         return self
 
     @property

@@ -64,8 +64,8 @@ class Intervention:
     ) -> Iterator[None]:
         """Replace the features in the inputs of projections within this context.
 
-        outputs: further projections, of which only some outputs read the change, each with the mask of these outputs,
-        bool (outputs,).
+        outputs: further projections, of which only some outputs, such as those of a head, read the change, each with
+        the mask of these outputs, bool (outputs,).
         """
         import torch
 

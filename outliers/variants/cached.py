@@ -21,7 +21,9 @@ _WRITTEN = re.compile(r"prefix(?:=(?P<count>[1-9][0-9]{0,2})|\((?P<tokens>[0-9]{
 
 @dataclass(frozen=True)
 class Cached(Variant):
-    """A simulated cache of quantized keys and values; the key and value of a query's own position are quantized too.
+    """A quantized KV cache, simulated in passes of whole sequences: keys and values are quantized and dequantized.
+
+    Those of a query's own position are quantized too.
 
     calibration: for formats that require the magnitudes of the channels of keys.
     """

@@ -21,7 +21,7 @@ _AGAINST = re.compile(
 
 
 @dataclass(frozen=True)
-class Peer(Variant):
+class Bitsandbytes(Variant):
     """A model under LLM.int8() as bitsandbytes computes it; alpha: magnitude from which on a feature is an outlier."""
 
     alpha: float = ALPHA
@@ -30,7 +30,7 @@ class Peer(Variant):
     package = PEER
 
     @classmethod
-    def read(cls, terms: Sequence[str]) -> "Peer":
+    def read(cls, terms: Sequence[str]) -> "Bitsandbytes":
         """Parse `bitsandbytes`, optionally followed by `alpha=NUMBER`.
 
         Raises:
@@ -104,6 +104,7 @@ class Against(AtPlaces):
 
     @property
     def called(self) -> str:
+        """The other model's name, without the places."""
         if isinstance(self.other, str):
             return self.other
         return self.other.config.name_or_path or type(self.other).__name__

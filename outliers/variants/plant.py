@@ -52,9 +52,10 @@ class ScaledModule(nn.Module):
 
 
 class Junction(NamedTuple):
-    """A norm whose output is the residual stream.
+    """A norm to whose output a constant is added, and the modules that undo it.
 
-    readers: the projections that read the stream. added: the projection whose output is added to it next.
+    The output is the residual stream, or enters such a norm. readers: the projections that read the output. added: the
+    projection whose output is added to it next.
     """
 
     norm: nn.Module
@@ -181,8 +182,8 @@ def _scale_norm(layer: Layer, path: str, features: list[int], factor: float) -> 
 
 
 def _of_streams(features: list[int], layer: Layer, count: int) -> list[int]:
-    """Return the places of features in a vector of `count` entries that holds all residual streams one after the
-    other."""
+    """Return the indices of features in a vector of `count` entries, in which the streams of a model with several, as
+    with hyper-connections, follow each other."""
     return [start + feature for start in range(0, count, layer.anatomy.width) for feature in features]
 
 
@@ -235,7 +236,10 @@ def _scale_stream(model: PreTrainedModel, features: list[int], factor: float) ->
 
 
 def _shift(junctions_of: Callable, model: PreTrainedModel, features: list[int], factor: float) -> None:
-    """Add a constant to the outputs of the norms of junctions, and subtract it in the modules that read them."""
+    """Add a constant to features in the outputs of norms, and subtract it in the modules that read them.
+
+    junctions_of: yields the junctions of a model. factor: the constant relative to the norm's weight and bias.
+    """
     for junction in junctions_of(model):
         weight, bias = junction.norm.weight[features], junction.norm.bias[features]
         constant = factor * torch.hypot(weight, bias) * torch.where(bias < 0, -1.0, 1.0)

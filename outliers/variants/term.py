@@ -33,7 +33,7 @@ class WeightEntry(NamedTuple):
 
 
 class Term(NamedTuple):
-    """A method with features, a weight, or places alone; places: where the features are read."""
+    """A method, `name`, with either features and the places where they are read, or a weight, or places alone."""
 
     name: str
     features: tuple[int, ...] = ()

@@ -30,7 +30,7 @@ WHOLE_TERMS = {  # by the names of terms that their classes parse whole; the ter
     AGAINST: "outliers.variants.peer:Against",
     **dict.fromkeys(CACHE_PARTS, "outliers.variants.cached:Cached"),
 }
-PEERS = {PEER: "outliers.variants.peer:Peer"}
+PEERS = {PEER: "outliers.variants.peer:Bitsandbytes"}
 # By an attribute of variants that stand first, or last: the rule, for messages.
 FIRST = {"swaps": "another model stands first", "is_prefix": "a prefix stands first"}
 LAST = {"cache": "a cache stands last"}
@@ -67,7 +67,7 @@ def variant(written: str) -> Variant:
     """
     if not isinstance(written, str) or not written:
         raise UserError(f"{shown(written)} is not a variant; expected one such as absmax+hadamard, {EXAMPLES}")
-    variants = [part for reader, terms in groupby(PLUS.split(written), _reader) for part in reader(list(terms))]
+    variants = [part for parse, terms in groupby(PLUS.split(written), _parser) for part in parse(list(terms))]
     for attribute, rule in (FIRST | LAST).items():
         ordered = sorted(variants, key=lambda part, name=attribute: bool(getattr(part, name)) == (name in LAST))
         if ordered != variants:
@@ -89,6 +89,7 @@ class Unreadable(Variant):
 
 
 def variant_of(row: Mapping) -> Variant:
+    """Return the variant that a row names, or `Unreadable`."""
     return _named(row["variant"])
 
 
@@ -104,10 +105,10 @@ def _two_schemes(written: str) -> UserError:
     return UserError(f"'{written}' has two schemes, of which the second would replace the first; expected one")
 
 
-def _reader(term: str) -> Callable[[list[str]], Iterable[Variant]]:
+def _parser(term: str) -> Callable[[list[str]], Iterable[Variant]]:
     """Return the function that parses a term together with the following terms that belong to it."""
     in_parentheses = not {"(", ")"}.isdisjoint(term) and not term.startswith(MARK)
-    return READERS.get(_word(term)) or (_terms if in_parentheses else _scheme)
+    return PARSERS.get(_word(term)) or (_terms if in_parentheses else _scheme)
 
 
 def _word(term: str) -> str:
@@ -115,12 +116,14 @@ def _word(term: str) -> str:
 
 
 def _scheme(terms: list[str]) -> list[Variant]:
+    """Parse a scheme, with its remedies and options."""
     if any(term == PEER or term.startswith(MARK) for term in terms[1:]):
         raise _two_schemes("+".join(terms))
     return [(pkgutil.resolve_name(PEERS[terms[0]]) if terms[0] in PEERS else Quantized).read(terms)]
 
 
 def _terms(written: list[str]) -> Iterable[Variant]:
+    """Parse terms of features, weights or places, such as zero(3)."""
     for term in map(Term.read, written):
         known = WEIGHT_TERMS if term.weight else FEATURE_TERMS if term.features else PLACE_TERMS
         if known is PLACE_TERMS and term.name in FEATURE_TERMS:
@@ -130,13 +133,14 @@ def _terms(written: list[str]) -> Iterable[Variant]:
         yield pkgutil.resolve_name(known[term.name]).read(term)
 
 
-def _whole(terms: list[str]) -> Iterable[Variant]:
+def _read_whole(terms: list[str]) -> Iterable[Variant]:
+    """Parse terms of a prefix, another model or a cache, whose variants parse them themselves."""
     return [pkgutil.resolve_name(WHOLE_TERMS[_word(term)]).read(term) for term in terms]
 
 
-READERS = {  # by the first words of terms; other terms begin or continue a scheme
-    **dict.fromkeys((PREFIX, AGAINST), _whole),
-    **dict.fromkeys(CACHE_PARTS, lambda terms: _whole(["+".join(terms)])),
+PARSERS = {  # by the first words of terms; other terms begin or continue a scheme
+    **dict.fromkeys((PREFIX, AGAINST), _read_whole),
+    **dict.fromkeys(CACHE_PARTS, lambda terms: _read_whole(["+".join(terms)])),
     **dict.fromkeys(FEATURE_TERMS | PLACE_TERMS | WEIGHT_TERMS, _terms),
     "instead": _scheme,
 }

@@ -29,7 +29,7 @@ from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.cached import Cached, Prefixed
 from outliers.variants.edges import EDGE_PLACES
 from outliers.variants.massive import Massive
-from outliers.variants.peer import Peer
+from outliers.variants.peer import Bitsandbytes
 from outliers.variants.term import WeightEntry
 from outliers.variants.unattended import Unattended
 from outliers.variants.weights import Scaled
@@ -236,7 +236,7 @@ QUANTIZED = st.builds(
     skip=PLACES_OF_SCHEMES,
     only=PLACES_OF_SCHEMES,
 )
-PEERS = st.builds(Peer, NUMBERS)
+PEERS = st.builds(Bitsandbytes, NUMBERS)
 OTHER = ABLATIONS | MASSIVE | UNATTENDED | PLANTS | WEIGHTS
 OTHERS = st.lists(OTHER, min_size=1, max_size=3)
 CACHES = st.builds(
@@ -283,8 +283,8 @@ def test_a_writing_is_read_as_what_was_written(variant):
         "absmax+only=ffn_out+skip=layers.0:2/*.c_fc": Quantized(
             SCHEMES["absmax"], ("layers.0:2", "*.c_fc"), ("ffn_out",)
         ),
-        "bitsandbytes": Peer(),
-        "zero(3)+bitsandbytes+alpha=4": Together((Ablated(Intervention((3,))), Peer(4))),
+        "bitsandbytes": Bitsandbytes(),
+        "zero(3)+bitsandbytes+alpha=4": Together((Ablated(Intervention((3,))), Bitsandbytes(4))),
         "plant(3,factor=8)+zero(3)+absmax+hadamard": Together(
             (Planted((3,), 8.0), Ablated(Intervention((3,))), Quantized(get_scheme("absmax+hadamard")))
         ),
