@@ -199,7 +199,7 @@ def times(rows: list[dict], _context) -> Section:
     lines = [[row["model"], row["variant"], "1.0", "–"] for row in rows]
     by_variant = Table.of_words("by_variant", "A.", ["Model", "weights", "batch 1", "batch 8"], lines)
     by_layer = Table.of_words("by_layer", "B.", ["layer", "ms"], [["0", "1.0"]])._replace(texts=1)
-    tables = [by_variant._replace(names=2, baseline="float32"), by_layer]
+    tables = [by_variant._replace(texts=2, baseline="float32"), by_layer]
     findings = [Finding("one is", "by_variant"), Finding("all are", "by_variant", of_every=True)]
     return Section("Times", rows, printed(tables), tables, findings=findings)
 
