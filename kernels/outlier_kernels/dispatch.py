@@ -200,9 +200,7 @@ def linear(
     if isinstance(weight, Packed):
         has_layout = weight.address != 0
         return linear_packed(hidden_states, weight.blocks, weight.scale, bias, weight.shape[0], has_layout, *scheme[:2])
-    exact_parts = (
-        (None, None) if exact is None else (exact.weight, None if exact.quantizer is None else str(exact.quantizer))
-    )
+    exact_parts = (None, None) if exact is None else (exact.weight, exact.quantizer and str(exact.quantizer))
     return linear_plain(hidden_states, *weight, bias, *scheme, *exact_parts)
 
 

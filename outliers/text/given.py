@@ -29,8 +29,8 @@ class Conversation(NamedTuple):
 
 
 def text_name(text: Text) -> str:
-    """Return the name of a text in messages: its name or path, or a description of the object. Rows use
-    `text_label`."""
+    """Return the name of a text in messages: its name or path, or a description of the object. Rows use `text_label`,
+    the file name without its folder."""
     if isinstance(text, (str, os.PathLike)):
         return os.fspath(text)
     if isinstance(text, torch.Tensor):

@@ -126,7 +126,7 @@ def traces(
 
     A model with a single stack of layers has one view, an encoder-decoder has "encoder", "decoder" and "cross".
     Arguments and errors are those of `trace`. With all views, each role brings those of `ALIKE`, its counterparts in
-    other views.
+    other views. only: the single view.
     """
     roles, alpha = _check_roles(roles), check_threshold("alpha", alpha)
     requested = set(roles).union(*(others for role, others in ALIKE.items() if role in roles and not only))
@@ -310,9 +310,8 @@ class _TraceObserver:
         self.visible: tuple = (None, None)  # the last visibility, and the least attention that a sink receives under it
         self.in_layer: dict[str, torch.Tensor] = {}  # role: hits (features,) of the sequence in this layer
         self.in_turn: list[dict[str, torch.Tensor]] = []  # `in_layer` of the layers of this turn
-        self.united = [
-            united for united in united_roles(roles) if len(united) > 1
-        ]  # a single role has its hits by layer
+        # A single role has its hits by layer.
+        self.united = [united for united in united_roles(roles) if len(united) > 1]
         # By role, then by device (so that no large state moves before the end of a sequence), dtype and features:
         # (at_once, T, features) of the largest |x| so far, from which hits follow, for states with the features of the
         # residual stream; of hits for other states.
@@ -341,12 +340,16 @@ class _TraceObserver:
         self.in_turn.clear()
 
     def see_hidden_state(self, layer: int, role: str, x: torch.Tensor) -> None:
+        """Add a hidden state (T, features) to the statistics of its layer and role, and keep its largest magnitudes or
+        hits."""
         kept = self._kept(role, x, x.dtype if role in ON_STREAM else torch.bool)
         state = self._state(layer, role, states.STATISTICS, x, kept)
         with _with_place(layer, role):
             self.in_layer[role] = dispatch.add_state(state, self.alpha, role in SKETCHED)
 
     def see_residual(self, layer: int, x: torch.Tensor) -> None:
+        """Add the residual stream (T, features) after a layer to its statistics, and count its massive activations; it
+        ends the layer."""
         turn = self.number, x.device
         if turn not in self.massive:
             self.massive[turn] = torch.zeros(len(x), dtype=torch.int64, device=x.device)
@@ -360,6 +363,8 @@ class _TraceObserver:
             self._sketch_hits()
 
     def see_attention(self, layer: int, probabilities: torch.Tensor, _recompute, visible: torch.Tensor) -> None:
+        """Count the attention sinks of a layer: keys that get a large share of the attention of the queries that see
+        them."""
         first = visible.shape[1] - len(self.ids)  # the keys of a prefix come before and are not counted
         # (heads, keys), summed over the queries that see each key, unless they are summed already
         received = probabilities[0, ..., first:].float()

@@ -649,7 +649,11 @@ def _prefetch_to_write(_context, address):
 @intrinsic
 def _multiply_tile(_context, height, codes, stride, weights, words, of_weights, scales, bias, row_scales, tile):
     """Compute (codes · weights + 128 · of_weights) · scales · row_scales + bias of up to `TILE` tokens into tile,
-    float32 (height, BLOCK). All arguments are addresses or integers."""
+    float32 (height, BLOCK). All arguments are addresses or integers.
+
+    height: the number of tokens. words: the number of 32-bit words of a token's codes. of_weights: the negative sum of
+    the codes of each output's weights, which takes the zero point 128 of the tokens' codes out.
+    """
 
     def code(_context, builder, _signature, given):
         height, *others = given

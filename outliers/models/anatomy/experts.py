@@ -189,13 +189,8 @@ def _run_grouped(
         return None
     outputs = experts.post_expert_norm(outputs) if experts.has_post_expert_norm else outputs
     outputs = outputs.where(by_expert[:, None] < count, 0) * weights.T.flatten()[order, None]  # some choose no expert
-    return (
-        torch.empty_like(outputs)
-        .index_copy_(0, order, outputs)
-        .view(-1, *hidden_states.shape)
-        .sum(0)
-        .to(hidden_states.dtype)
-    )
+    by_choice = torch.empty_like(outputs).index_copy_(0, order, outputs).view(-1, *hidden_states.shape)
+    return by_choice.sum(0).to(hidden_states.dtype)
 
 
 def _choices(experts: nn.Module, chosen: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
