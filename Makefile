@@ -32,9 +32,9 @@ docs: $(VENV)/installed-dev
 # Before each commit: most of the protection. What takes long, as a run with --keep-times found, is in test-all; kills,
 # clusters, notebooks, the site, releases, other programs, the commands of all pages and the longest tests are in
 # test-nightly, and also in test-all and docs where a file that they test changed after a commit: `make test-all
-# SINCE=origin/main`, as in CI. ROOM=metrics runs the tests of one room, the folder of that name in tests. A worker takes
-# the next file, the longest first; what changed goes before. Tests that need no torch run first, by themselves. What views say is kept in tests/views/kept: with --keep-views
-# tests write it anew, to be read as a diff.
+# SINCE=origin/main`, as in CI. ROOM=metrics runs the tests of one room, the folder of that name in tests. Tests that need
+# no torch run first, by themselves. A worker takes the next file, the longest first; what changed goes before. What views
+# say is kept in tests/views/kept: with --keep-views tests write it anew, to be read as a diff.
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
 	--durations 10 --durations-min 1
 test: TIER = -m "not slow"
