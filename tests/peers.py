@@ -61,8 +61,4 @@ def by_bitsandbytes(model: PreTrainedModel, arguments: dict) -> PreTrainedModel:
 
 
 #: By the format of an export; its argument is what `outliers.export` gives.
-APPLIED = {
-    "torchao": by_torchao,
-    "compressed-tensors": by_compressed_tensors,
-    "bitsandbytes": by_bitsandbytes,
-}
+APPLIED = {"torchao": by_torchao, "compressed-tensors": by_compressed_tensors, "bitsandbytes": by_bitsandbytes}

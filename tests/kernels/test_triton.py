@@ -769,8 +769,7 @@ def compile_all() -> None:
     """Compile all that is launched for each capability, on all processors, and print what came out."""
     for capability in SHARED_MEMORY.keys() - SAME_CODE.keys():
         JITFunction.run = lambda kernel, *args, grid, warmup, of=capability, **named: LAUNCHES.setdefault(
-            str((kernel.__name__, kind_of(args), named, of)),
-            (kernel, args, named, of),
+            str((kernel.__name__, kind_of(args), named, of)), (kernel, args, named, of)
         )
         launch_all(capability)
     check_same_code()

@@ -27,12 +27,7 @@ from tests.small_models import make_model, make_tokenizer
 
 # Modules of transformers with their own rotation of positions; queries, keys and values of them are computed here by
 # plain products: separate projections (of which keys are few, and have biases in qwen2), and fused ones.
-ROTATED = {
-    "llama": modeling_llama,
-    "qwen2": modeling_qwen2,
-    "phi3": modeling_phi3,
-    "gpt_neox": modeling_gpt_neox,
-}
+ROTATED = {"llama": modeling_llama, "qwen2": modeling_qwen2, "phi3": modeling_phi3, "gpt_neox": modeling_gpt_neox}
 # Norms of heads, scaled queries, windows with a cap, and sinks; the others are computed as these or as those above.
 SHOWN = ["qwen3", "opt", "gemma2", "gpt-oss"]
 

@@ -249,12 +249,7 @@ def test_losses_of_tokens_are_those_of_float64(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model", "options"),
-    [
-        (MODEL, {"draws": 2}),
-        ("pocket/bert-1.4m", {"mask_seed": 1}),
-        ("pocket/t5-1.9m", {}),
-    ],
+    ("model", "options"), [(MODEL, {"draws": 2}), ("pocket/bert-1.4m", {"mask_seed": 1}), ("pocket/t5-1.9m", {})]
 )
 def test_losses_of_tokens_add_up_to_the_difference_of_log_perplexities(tmp_path, model, options):
     """Times the number of tokens; so do those of all types, of all positions, and of all tokens."""

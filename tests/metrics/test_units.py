@@ -9,17 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from outliers import (
-    Cells,
-    Emergence,
-    load_model,
-    load_text,
-    load_tokenizer,
-    readers,
-    run,
-    super_weights,
-    variant,
-)
+from outliers import Cells, Emergence, load_model, load_text, load_tokenizer, readers, run, super_weights, variant
 from outliers.commands.ablate import Ablation
 from outliers.metrics.perplexity import losses as losses_of
 from outliers.metrics.perplexity import variant_losses

@@ -19,10 +19,7 @@ from outliers.metrics import zeroshot as module
 from outliers.metrics.records import ZeroShotMetric as Metric
 from outliers.metrics.zeroshot import FOLDER, STANDARD_ERRORS, _task, documents_hash, load_tasks, zeroshot
 from outliers.paper.artefacts import ARTEFACTS
-from outliers.views.zeroshot import (
-    mean_accuracy,
-    mean_chance,
-)
+from outliers.views.zeroshot import mean_accuracy, mean_chance
 from tests.conftest import C4, SHARED, needs_harness, needs_shared
 
 LOCAL = ["lambada-local", "piqa-local"]

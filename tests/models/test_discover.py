@@ -92,12 +92,7 @@ LAYERS = {
         {},
         False,
     ),
-    "mamba2": (
-        {"attn_in": "mixer.in_proj", "attn_out": "mixer.out_proj"},
-        {"norm": ("attn_in",)},
-        {},
-        True,
-    ),
+    "mamba2": ({"attn_in": "mixer.in_proj", "attn_out": "mixer.out_proj"}, {"norm": ("attn_in",)}, {}, True),
     "cohere2": (
         {"attn_in": ATTENTION[0], "attn_out": ATTENTION[1], "ffn_in": FEED_FORWARD[0], "ffn_out": FEED_FORWARD[1]},
         {"input_layernorm": ("attn_in", "ffn_in")},

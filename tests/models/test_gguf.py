@@ -44,9 +44,7 @@ from tests.small_models import make_model, meanwhile
 from tests.typed import call, refused
 
 IN_GGUF = {"gemma3_text": "gemma3"}  # what transformers calls an architecture in its table of those in GGUF
-UNREADABLE = {
-    "mistral": "llama.cpp writes it as llama, and the package gguf knows no other name",
-}
+UNREADABLE = {"mistral": "llama.cpp writes it as llama, and the package gguf knows no other name"}
 ENCODERS = ("t5", "umt5")  # with a decoder
 OF_MIXTURES = (
     "gpt_oss",

@@ -171,8 +171,7 @@ def of_version(tensors: dict, bits: int, version: str) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("bits", "stored"),
-    [(4, "gptq"), (3, "gptq_v2"), (2, "gptqmodel"), (3, "gptqmodel"), (8, "gptqmodel")],
+    ("bits", "stored"), [(4, "gptq"), (3, "gptq_v2"), (2, "gptqmodel"), (3, "gptqmodel"), (8, "gptqmodel")]
 )
 def test_symmetric_zero_points_tell_their_version(bits, stored, tmp_path):
     """Whatever the configuration says of it; `zero_points` says where it is wrong."""

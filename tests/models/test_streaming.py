@@ -13,19 +13,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from outliers import (
-    Intervention,
-    Quantized,
-    Sweep,
-    UserError,
-    ablate,
-    calibrate,
-    quantize,
-    run,
-    sweep,
-    trace,
-    variant,
-)
+from outliers import Intervention, Quantized, Sweep, UserError, ablate, calibrate, quantize, run, sweep, trace, variant
 from outliers.commands.ablate import Ablation
 from outliers.commands.damage import Damage
 from outliers.commands.emergence import Emergence

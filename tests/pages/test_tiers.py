@@ -65,7 +65,7 @@ def test_rooms_that_changed_come_first_and_then_those_below(monkeypatch, constan
     files = ["tests/text/test_a.py", "tests/views/test_a.py", "tests/views/test_b.py", "tests/subjects/test_a.py"]
     items = [SimpleNamespace(nodeid=f"{file}::test") for file in files]
     assert [item.nodeid[6:-9] for item in sorted(items, key=conftest.turn(None))] == [
-        *("subjects/test_a", "views/test_b", "views/test_a", "text/test_a"),
+        *("subjects/test_a", "views/test_b", "views/test_a", "text/test_a")
     ]
 
 

@@ -388,11 +388,7 @@ def test_torchao_reads_its_text(llama):
 def test_a_pattern_stands_for_the_layers_of_a_name():
     paths = ["lm_head", "model.layers.1.mlp.up", "model.layers.11.mlp.up", "model.layers.1.mlp.up2"]
     head, up, up2 = patterns(paths)
-    assert (head, up, up2) == (
-        "lm_head",
-        r"re:model\.layers\.(1|11)\.mlp\.up$",
-        r"re:model\.layers\.(1)\.mlp\.up2$",
-    )
+    assert (head, up, up2) == ("lm_head", r"re:model\.layers\.(1|11)\.mlp\.up$", r"re:model\.layers\.(1)\.mlp\.up2$")
     assert [path for path in paths if re.match(up.removeprefix("re:"), path)] == paths[1:3]
 
 

@@ -511,11 +511,7 @@ def test_codes_follow_the_original_whose_weights_they_share(blocks):
 
 
 @pairwise(
-    "case scheme assign ran",
-    ["gpt2", "llama"],
-    ["llm.int8", "zeropoint-vector"],
-    [False, True],
-    ["01", "10", "11"],
+    "case scheme assign ran", ["gpt2", "llama"], ["llm.int8", "zeropoint-vector"], [False, True], ["01", "10", "11"]
 )
 def test_state_of_an_int8_model(case, scheme, assign, ran, blocks):
     """Into a model of other weights, from each state into each state: before a forward pass and after."""

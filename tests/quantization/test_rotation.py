@@ -106,9 +106,7 @@ def test_the_function_is_kept(as_they_are, kind, remedies, blocks):
 
 
 @in_turn(
-    "kind name",
-    KINDS,
-    ["w4a4+{}", "w4a8-g8+smoothing+{}+clip=0.99", "llm.int8+tokens=3+{}", "w4+{}", "w4a4+{}@ffn_in"],
+    "kind name", KINDS, ["w4a4+{}", "w4a8-g8+smoothing+{}+clip=0.99", "llm.int8+tokens=3+{}", "w4+{}", "w4a4+{}@ffn_in"]
 )
 def test_what_learns_computes_what_the_scheme_does(kind, name, blocks):
     """The loss of the first step is that of the model under the scheme, whose rotations nothing was learned of."""

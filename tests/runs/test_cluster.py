@@ -186,10 +186,7 @@ def test_failing_cells_are_named_and_the_others_finish(monkeypatch, constants, c
 
     constants("outliers.runs.cluster", RETRIES=1)
     arrived = []
-    with (
-        Progress(0) as bar,
-        Cluster(Experiment(name="cells"), bar) as engine,
-    ):
+    with Progress(0) as bar, Cluster(Experiment(name="cells"), bar) as engine:
         job = SimpleNamespace(name="model")
         cells = [Task(f"cell {value}", number, job, (value,), Steps(1)) for value in range(5)]
         for task, value in engine.run([Task("dying", always_dies, job, (), Steps(1)), *cells[:3], cells[4]]):
@@ -277,10 +274,7 @@ def test_ctrl_c_finishes_what_is_being_measured(monkeypatch, tmp_path):
 
 
 def test_what_no_machine_has_is_refused(monkeypatch, constants, capsys, tmp_path):
-    with (
-        Progress(0) as bar,
-        Cluster(Experiment(name="large"), bar) as engine,
-    ):
+    with Progress(0) as bar, Cluster(Experiment(name="large"), bar) as engine:
         engine.alone = True
         engine.forecasts = {"m": Need("m", 9000 * 10**9, 0, 0, 0)}
         tasks = [Task("cell", number, SimpleNamespace(name=name), (1,)) for name in ("m", "small")]

@@ -198,10 +198,7 @@ def test_a_line_ends_at_its_end_alone(folder, character):
 
 @pytest.mark.parametrize(
     ("part", "field"),
-    [
-        *(("provenance", field) for field in ("parameters", "architecture", "weights_hash")),
-        ("request", "variant"),
-    ],
+    [*(("provenance", field) for field in ("parameters", "architecture", "weights_hash")), ("request", "variant")],
 )
 def test_a_row_of_something_else_is_measured_again(folder, part, field):
     want = records_in(folder)

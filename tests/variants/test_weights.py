@@ -25,10 +25,7 @@ STORED = {
         "transformer.h.0.self_attention.query_key_value[45,3]",
         lambda model: model.transformer.h[0].self_attention.query_key_value.weight[45, 3],
     ),
-    "phi3": (
-        "model.layers.0.mlp.gate_up_proj[:,3]",
-        lambda model: model.model.layers[0].mlp.gate_up_proj.weight[:, 3],
-    ),
+    "phi3": ("model.layers.0.mlp.gate_up_proj[:,3]", lambda model: model.model.layers[0].mlp.gate_up_proj.weight[:, 3]),
     "mixtral": ("model.layers.1.mlp.gate[1,:]", lambda model: model.model.layers[1].mlp.gate.weight[1]),
     "gpt2 embeddings": ("transformer.wte[7,:]", lambda model: model.transformer.wte.weight[7]),
     "gpt2 positions": ("transformer.wpe[0,3]", lambda model: model.transformer.wpe.weight[0, 3]),
