@@ -1,16 +1,16 @@
 """Sentences about what was measured: true of the rows, and not there where the rows do not support them."""
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 
 import pandas as pd
 import pytest
 
+import outliers
 from outliers.commands.trace import Tracing
 from outliers.metrics.damages import damages_of
 from outliers.show import words
-from outliers.show.section import Finding, Section
+from outliers.show.section import Finding
 from outliers.show.value import Value, exact
 from outliers.show.words import count, features, listed, percent, ranges
 from outliers.views.ablation import ablation_findings
@@ -24,7 +24,7 @@ from outliers.views.remedies import NONE, RemedyPoint, remedies_findings
 from outliers.views.table4 import panel_section
 from outliers.views.trace import trace_findings, traced_section
 from outliers.views.zeroshot import zeroshot_findings
-from tests.conftest import STORIES, needs_shared, needs_smollm2
+from tests.conftest import needs_smollm2
 from tests.kept import SECTIONS, kept, plan_at, section_of
 
 
@@ -82,22 +82,12 @@ def test_panels_say_what_the_family_shows():
 # Traces
 
 
-@pytest.fixture(scope="module")
-def traced(tmp_path_factory):
-    """What makes the section of the trace of a model."""
+@needs_smollm2
+def test_a_model_with_one_outlier_feature(tmp_path):
     from tests.small_models import trace_model
 
-    def section_of(model: str, **fields) -> tuple[Section, object]:
-        folder = tmp_path_factory.mktemp("trace")
-        trace, rows = trace_model(Tracing(model=model, **({"block": 256, "blocks": 2} | fields)), folder)
-        return traced_section(trace, rows, "token {}".format), trace
-
-    return section_of
-
-
-@needs_smollm2
-def test_a_model_with_one_outlier_feature(traced):
-    section, _ = traced("smollm2-135m", block=128)
+    trace, rows = trace_model(Tracing(model="smollm2-135m", block=128, blocks=2), tmp_path)
+    section = traced_section(trace, rows, "token {}".format)
     text = said(section.findings)
     assert "One of 576 features is an outlier feature: feature 247, which reaches |x| ≥ 6 in " in text
     assert "feature 1229 of layer 11's ffn_out, at position 0, token token " in text
@@ -106,42 +96,13 @@ def test_a_model_with_one_outlier_feature(traced):
     assert 3 <= len(section.findings) <= 6
 
 
-def test_a_model_with_several(traced):
-    section, trace = traced("pocket/gpt2-5.9m")
-    found = trace.outlier_features()
-    assert len(found) > 1
-    start = f"{count(len(found)).capitalize()} of 256 features are outlier features; the most common is feature "
-    assert section.findings[0].text.startswith(f"{start}{found['feature'][0]}, which")
-    assert "massive" not in said(section.findings)
-
-
-@pytest.mark.parametrize(
-    ("model", "alpha", "first"),
-    [
-        ("pocket/gpt2-0.1m", 30.0, r"None of 24 features is an outlier feature: no value reaches \|x\| ≥ 30.*"),
-        pytest.param(
-            str(STORIES), 30.0, "None of 64 features is .*: no value .*", marks=needs_shared, id="stories260K"
-        ),
-        (
-            "pocket/gpt2-0.5m",
-            5.0,
-            r"None of .*: the nearest, feature {nearest}, reaches \|x\| ≥ 5 in .* of layers \(25 % required\) and .* "
-            r"of positions \(6 % required\)\.",
-        ),
-        ("pocket/gpt2-0.1m", 0.1, r".* meet the criterion at \|x\| ≥ 0\.1: it does not discriminate\."),
-    ],
-)
-def test_models_without_any_or_with_next_to_all(traced, model, alpha, first):
-    section, trace = traced(model, alpha=alpha)
-    assert re.fullmatch(first.format(nearest=trace.features()["feature"][0]), section.findings[0].text)
-    assert trace.outlier_features().empty == (alpha > 1)
-    assert len(section.findings) >= 3
-    assert "with outlier features set to zero" not in said(section.findings) or alpha < 1
-
-
-def test_a_sink_is_no_position_of_the_second_half(traced):
+def test_a_sink_is_no_position_of_the_second_half():
     """Few queries attend to it, and the last one to itself."""
-    _, trace = traced("pocket/gpt2-0.1m", block=16)
+    import torch
+
+    from tests.small_models import make_model
+
+    trace = outliers.trace(make_model("gpt2"), torch.arange(32).view(2, 16))
     for position, told in ((15, False), (9, False), (8, True)):
         sinks = trace.statistics["attention.sinks"] * 0
         sinks[:, position] = trace.heads * trace.sequences

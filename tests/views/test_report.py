@@ -503,6 +503,7 @@ THREE = ("attn_in", "attn_out", "ffn_in")
 TRACES = {
     "trace": lambda found: found,
     "trace without outlier features": lambda _: trace(make_model("gpt2"), BLOCKS, alpha=1000),
+    "trace that comes near": lambda _: trace(plant(make_model("llama"), [5, 20], 30), BLOCKS, alpha=80),
     "trace of massive activations": with_massive,
     "trace without massive activations": lambda found: with_massive(found, 0),
     "trace of three roles": lambda found: replace(found, roles=THREE),
