@@ -1,7 +1,6 @@
 """Runs that are interrupted, killed, out of disk, doubled, or whose checkpoint changes: what is finished stays."""
 
 import errno
-import importlib
 import json
 import os
 import random
@@ -26,17 +25,14 @@ from outliers.commands.emergence import Emergence
 from outliers.commands.latency import Latency
 from outliers.commands.trace import Tracing
 from outliers.files import LEFT, LOCK, OWNER, locked, write_whole
-from outliers.metrics import states
-from outliers.models import load
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Rows
 from outliers.show.value import PAIRED
-from outliers.subjects import model_cache
 from tests.conftest import a_row, lasting, names
 from tests.small_models import alter_weights, trace_model
-from tests.typed import call
+from tests.typed import call, refused
 
 MODEL = "pocket/gpt2-0.1m"
 SCHEMES = ["fp32", "absmax", "absmax-vector", "llm.int8"]
@@ -73,18 +69,13 @@ def want(one_thread, tmp_path_factory) -> list[dict]:
 # Ctrl-C
 
 
-def before_call(monkeypatch, module, name: str, at: int, act: Callable[[], object]) -> list:
-    """Do something before the n-th call of a function; the list of its calls."""
-    usual, calls = getattr(module, name), []
+RESIDENT = "outliers.metrics.states._resident"  # measures a row
 
-    def acting(*arguments, **keywords):
-        calls.append(arguments)
-        if len(calls) == at:
-            act()
-        return usual(*arguments, **keywords)
 
-    monkeypatch.setattr(module, name, acting)
-    return calls
+@pytest.fixture
+def before_call(calls_of) -> Callable[[str, int, Callable[[], object]], None]:
+    """A function that does something before the n-th call of another."""
+    return lambda function, at, act: calls_of(function, lambda calls: act() if len(calls) == at else None)
 
 
 def press(number: int = signal.SIGINT, times: int = 1) -> None:
@@ -96,10 +87,11 @@ def press(number: int = signal.SIGINT, times: int = 1) -> None:
 @pytest.mark.parametrize(
     ("times", "number", "finished"), [(1, signal.SIGINT, 3), (2, signal.SIGINT, 2), (1, signal.SIGTERM, 3)]
 )
-def test_ctrl_c_finishes_the_row_and_says_how_to_go_on(monkeypatch, capsys, tmp_path, want, times, number, finished):
-    with monkeypatch.context() as patch:
-        before_call(patch, states, "_resident", 3, lambda: press(number, times))  # in the middle of a row
-        code, out, err = call(patch, capsys, *ARGUMENTS, "--out", tmp_path)
+def test_ctrl_c_finishes_the_row_and_says_how_to_go_on(
+    monkeypatch, capsys, tmp_path, before_call, want, times, number, finished
+):
+    before_call(RESIDENT, 3, lambda: press(number, times))  # in the middle of a row
+    code, out, err = call(monkeypatch, capsys, *ARGUMENTS, "--out", tmp_path)
     assert (code, out) == (130, "")
     said = f"interrupted: {finished} finished rows in '{tmp_path}'; run the same command again to go on\n"
     assert err == said
@@ -113,23 +105,22 @@ def test_ctrl_c_finishes_the_row_and_says_how_to_go_on(monkeypatch, capsys, tmp_
     assert [row["value"] for row in rows] == [row["value"] for row in want[:4]]
 
 
-def test_ctrl_c_where_nothing_is_missing_or_finished(monkeypatch, tmp_path):
+def test_ctrl_c_where_nothing_is_missing_or_finished(before_call, tmp_path):
     with pytest.raises(KeyboardInterrupt, match=r"^0 finished rows in"), Rows(tmp_path / "none"):
         signal.raise_signal(signal.SIGINT)
     assert not any(tmp_path.iterdir())
     rows = sweep(Sweep(**FIELDS), tmp_path)
-    before_call(monkeypatch, model_cache, "load_model", 1, press)
+    before_call("outliers.subjects.model_cache.load_model", 1, press)
     with pytest.raises(KeyboardInterrupt, match=r"^8 finished rows in"):
         sweep(Sweep(**FIELDS), tmp_path)
     assert read_rows(tmp_path) == rows
 
 
-def test_ctrl_c_with_force_and_before_a_run(monkeypatch, capsys, tmp_path):
-    with monkeypatch.context() as patch:
-        before_call(patch, states, "_resident", 1, press)
-        _, _, err = call(patch, capsys, *ARGUMENTS, "--out", tmp_path, "--force")
+def test_ctrl_c_with_force_and_before_a_run(monkeypatch, capsys, tmp_path, before_call):
+    before_call(RESIDENT, 1, press)
+    _, _, err = call(monkeypatch, capsys, *ARGUMENTS, "--out", tmp_path, "--force")
     assert err == f"interrupted: 1 finished row in '{tmp_path}'; run the same command without --force to go on\n"
-    before_call(monkeypatch, load, "load_config", 1, press)
+    before_call("outliers.models.load.load_config", 1, press)
     code, _, err = call(monkeypatch, capsys, *ARGUMENTS, "--out", tmp_path / "none")
     assert (code, err) == (130, "interrupted; run the same command again to go on\n")
     assert not (tmp_path / "none").exists()
@@ -283,10 +274,9 @@ def test_what_a_kill_left_is_no_row(tmp_path, want):
 
 def test_two_runs_into_one_folder_do_not_mix(monkeypatch, capsys, tmp_path):
     with Rows(tmp_path) as row_file:
-        code, out, err = call(monkeypatch, capsys, *ARGUMENTS, "--out", tmp_path)
-        assert (code, out) == (2, "")
+        err = refused(monkeypatch, capsys, *ARGUMENTS, "--out", tmp_path)
         owner = rf"process {os.getpid()} on \S+ since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d \(.*\)"
-        said = rf"error: '{tmp_path}' is in use by {owner}; wait until it ends, or choose another folder with --out\n"
+        said = rf"'{tmp_path}' is in use by {owner}; wait until it ends, or choose another folder with --out\n"
         assert re.fullmatch(said, err)
         assert read_rows(tmp_path) == [], "reading needs no lock"
         row_file.add(a_row("a"))
@@ -510,10 +500,10 @@ def replace(file: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [truncate, alter, replace, Path.unlink])
-def test_a_checkpoint_that_changes_under_a_sweep_is_named(monkeypatch, capsys, tmp_path, change):
+def test_a_checkpoint_that_changes_under_a_sweep_is_named(monkeypatch, capsys, tmp_path, before_call, change):
     model, out = own(tmp_path), tmp_path / "out"
     file = model / "model.safetensors"
-    before_call(monkeypatch, states, "_resident", 3, lambda: change(file))
+    before_call(RESIDENT, 3, lambda: change(file))
     code, _, err = call(monkeypatch, capsys, "--model", model, *ARGUMENTS[2:], "--out", out)
     assert code == 1
     assert f"the weights of '{model}' changed while they were measured ('{file}'); " in err
@@ -525,18 +515,18 @@ TIMED = {"schemes": ["llm.int8"], "dtype": "float32", "batches": [1], "prompt": 
 
 
 @pytest.mark.parametrize(
-    ("spec", "module", "step"),
+    ("spec", "step"),
     [
-        (lambda name: Emergence(models=[name], alpha=3, **TEXT), "metrics.trace", "traces"),
-        (lambda name: Ablation(model=name, features=[3], **TEXT), "metrics.attention", "attention_results"),
-        (lambda name: Damage(model=name, **TEXT), "metrics.errors", "block_errors"),
-        (lambda name: Latency(models=[name], **TIMED), "metrics.latency", "latency"),
+        (lambda name: Emergence(models=[name], alpha=3, **TEXT), "trace.traces"),
+        (lambda name: Ablation(model=name, features=[3], **TEXT), "attention.attention_results"),
+        (lambda name: Damage(model=name, **TEXT), "errors.block_errors"),
+        (lambda name: Latency(models=[name], **TIMED), "latency.latency"),
     ],
 )
-def test_other_measurements_of_a_checkpoint_that_changes(monkeypatch, tmp_path, spec, module, step):
-    folder, module = own(tmp_path), importlib.import_module(f"outliers.{module}")
+def test_other_measurements_of_a_checkpoint_that_changes(tmp_path, before_call, spec, step):
+    folder = own(tmp_path)
     before = weights_hash(load_model(str(folder)))
-    before_call(monkeypatch, module, step, 1, lambda: alter(folder / "model.safetensors"))
+    before_call(f"outliers.metrics.{step}", 1, lambda: alter(folder / "model.safetensors"))
     rows = run(spec(str(folder)), tmp_path / "out")
     assert any("changed while they were measured" in row.get("failed", "") for row in rows)
     finished = [row for row in rows if "failed" not in row]

@@ -21,7 +21,7 @@ from outliers.runs.rows import index
 from outliers.runs.run import records, rows_of, run
 from outliers.subjects.provenance import measuring
 from outliers.tracing.table4 import table4_row, trace_row
-from outliers.tracing.trace import trace, traces
+from outliers.tracing.trace import trace
 from outliers.views.emergence import column_of
 from tests.conftest import TIMES, lasting
 from tests.small_models import alter_weights, sample_blocks, top1_softmax, trace_model
@@ -141,23 +141,20 @@ def test_a_trace_goes_on_where_it_stopped(tmp_path, constants, calls_of):
         trace_model(Tracing(**{**TRACED, "alpha": 2}), tmp_path / "cut")
 
 
-def test_what_is_saved_of_a_trace_is_its_beginning(tmp_path, monkeypatch, constants):
+def test_what_is_saved_of_a_trace_is_its_beginning(tmp_path, monkeypatch, constants, calls_of):
     """Also where the last blocks arrive first, as from several machines."""
     want, _ = trace_model(Tracing(**TRACED), tmp_path / "forwards")
-    forwards, traced = LocalEngine.run, []
+    forwards = LocalEngine.run
     monkeypatch.setattr(LocalEngine, "run", lambda engine, cells: forwards(engine, list(cells)[::-1]))
     constants("outliers.runs.planner", SECONDS_BETWEEN_SAVES=0)
-    with monkeypatch.context() as patch:
 
-        def stop(*arguments, **keywords):
-            traced.append(arguments)
-            if len(traced) == TRACED["blocks"]:
-                raise KeyboardInterrupt
-            return traces(*arguments, **keywords)
+    def stop(calls):
+        if len(calls) == TRACED["blocks"]:
+            raise KeyboardInterrupt
 
-        patch.setattr("outliers.metrics.trace.traces", stop)
-        with pytest.raises(KeyboardInterrupt):
-            trace_model(Tracing(**TRACED), tmp_path / "backwards")
+    calls_of("outliers.metrics.trace.traces", stop)
+    with pytest.raises(KeyboardInterrupt):
+        trace_model(Tracing(**TRACED), tmp_path / "backwards")
     assert not list(tmp_path.glob("backwards/trace.*")), "without the first block there is no beginning"
     found, _ = trace_model(Tracing(**TRACED), tmp_path / "backwards")
     assert found.sketch == want.sketch
