@@ -8,6 +8,7 @@ import torch
 from outliers import Sweep, UserError, load_model, load_text, load_tokenizer, run
 from outliers.models.anatomy.causal import CAUSAL
 from outliers.text.blocks import cut_text
+from tests.metrics.test_losses import exact_losses
 
 MODEL = "pocket/gpt2-0.1m"
 BLOCK = 32
@@ -23,13 +24,6 @@ def tokens(count: int) -> torch.Tensor:
     return load_text("sample", load_tokenizer(MODEL), BLOCK, -(-count // BLOCK)).flatten()[:count]
 
 
-def losses(model, ids: torch.Tensor) -> torch.Tensor:
-    """The loss of each token of a sequence but the first, by transformers' forward."""
-    with torch.no_grad():
-        logits = model(ids[None]).logits[0, :-1].double()
-    return torch.nn.functional.cross_entropy(logits, ids[1:], reduction="none")
-
-
 def measured(tmp_path, **options) -> dict:
     (row,) = run(Sweep(models=[MODEL], schemes=["fp32"], block=BLOCK, **options), tmp_path)
     return row
@@ -43,7 +37,7 @@ def test_a_stride_is_the_rule_of_transformers_documentation(stride, model, tmp_p
     found, ends = [], 0
     for begin in range(0, len(ids), stride):
         end = min(begin + BLOCK, len(ids))
-        found.append(losses(model, ids[begin:end])[-(end - ends) :])
+        found.append(exact_losses(model, ids[None, begin:end])[0, -(end - ends) :])
         ends = end
         if end == len(ids):
             break
@@ -63,16 +57,10 @@ def test_a_stride_is_the_rule_of_transformers_documentation(stride, model, tmp_p
 def test_the_second_half_of_blocks_is_the_rule_of_llama_cpp(model, tmp_path):
     """Chunks that do not overlap; positions from the middle on predict, so half a chunk less one token is scored."""
     chunks = tokens(5 * BLOCK).view(5, BLOCK)
-    first, total, count = BLOCK // 2, 0.0, 0
-    for chunk in chunks:
-        with torch.no_grad():
-            logits = model(chunk[None]).logits[0].double().log_softmax(-1)
-        for position in range(first, BLOCK - 1):
-            total -= logits[position, chunk[position + 1]].item()
-            count += 1
+    scored = exact_losses(model, chunks)[:, BLOCK // 2 :]
     row = measured(tmp_path, scored=BLOCK // 2 - 1, blocks=5)
-    assert row["value"] == pytest.approx(math.exp(total / count), rel=1e-6)
-    assert sum(row["unit_counts"]) == count
+    assert row["value"] == pytest.approx(scored.mean().exp().item(), rel=1e-6)
+    assert sum(row["unit_counts"]) == scored.numel()
 
 
 def test_more_context_predicts_better(tmp_path):

@@ -21,6 +21,7 @@ from outliers.tracing.result import Trace
 from outliers.variants.edges import replaced_readers
 from scripts.every_type import tiny
 from tests.models.test_types import small
+from tests.small_models import inputs_of as seen_by
 
 BLOCKS = torch.randint(3, 512, (2, 24), generator=torch.Generator().manual_seed(0))
 
@@ -38,18 +39,10 @@ def readers_of(model: nn.Module, of_routers: str = "ffn_in") -> dict[str, tuple[
 
 def inputs_of(model: nn.Module, paths: list[str]) -> dict[str, torch.Tensor]:
     """The inputs (sequences, T, features) of modules, float64."""
-    seen: dict[str, list[torch.Tensor]] = {path: [] for path in paths}
-
-    def hook_of(path: str):
-        return lambda _module, inputs: seen[path].append(inputs[0].detach().double().view(24, -1))
-
-    with (
-        torch.no_grad(),
-        attached(model.get_submodule(path).register_forward_pre_hook(hook_of(path)) for path in paths),
-    ):
+    with torch.no_grad(), seen_by({path: model.get_submodule(path) for path in paths}) as seen:
         for block in BLOCKS:
             model(block[None], use_cache=False)
-    return {path: torch.stack(of) for path, of in seen.items()}
+    return {path: torch.stack([x.double().view(24, -1) for x in of]) for path, of in seen.items()}
 
 
 @pytest.mark.parametrize("kind", ["deepseek_v3", "falcon_h1", "mamba", "nemotron_h"])
@@ -107,9 +100,8 @@ def test_a_model_without_attention():
         (lambda: outliers.origins(model, BLOCKS, [3]), "mixes positions by a recurrence"),
         (lambda: outliers.super_weights(model, BLOCKS), "has no second feed-forward projection"),
     ):
-        with pytest.raises(UserError, match=said) as error:
+        with pytest.raises(UserError, match=said):
             refused()
-        assert "\n" not in str(error.value)
 
 
 def test_queries_of_a_latent_state_are_no_part_of_what_reads_the_stream():

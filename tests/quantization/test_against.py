@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from outlier_kernels.formats import Quantizer
 from torch.nn import functional
 
 import outliers
@@ -23,6 +24,7 @@ from outliers.runs.forecast import FreeBytes, model_run_of, need_of
 from outliers.runs.frame import records_in
 from outliers.subjects.causal import ModelWithText
 from outliers.variants.peer import Against
+from tests.fake import product_under, values_under
 from tests.gguf_files import save_gguf
 from tests.models.test_stored import BY_TOKEN, W8, llama, of_bitsandbytes, of_compressed_tensors
 from tests.small_models import inputs_of, sample_blocks
@@ -72,13 +74,9 @@ def test_against_itself_there_is_nothing(model, blocks):
 
 def by_hand(module, x: torch.Tensor, alpha: float) -> torch.Tensor:
     """LLM.int8() of a layer that has codes alone, float64: outlier features meet weights that are rebuilt of them."""
-    weight, x = weight_of(module).double(), x.double()
-    scale = weight.abs().amax(1, keepdim=True) / 127
-    weight = (weight / scale).round() * scale
-    outliers = (x.abs() >= alpha).any(0)
-    others = x * ~outliers
-    row = others.abs().amax(1, keepdim=True) / 127
-    return ((others / row).round() * row + x * outliers) @ weight.T + module.bias.double()
+    by_row = Quantizer("int8", "row")
+    weight = torch.from_numpy(values_under(weight_of(module).double().numpy(), by_row))
+    return product_under(x.double(), weight, by_row, None, alpha) + module.bias.double()
 
 
 def test_of_our_llm_int8_outlier_features_meet_weights_of_codes(model, blocks, tmp_path):

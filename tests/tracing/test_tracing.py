@@ -583,21 +583,14 @@ def with_tokens(gpt2):
 
 def magnitudes(model, rows) -> dict[str, list[torch.Tensor]]:
     """Of each sequence the largest |x| over the layers, (T, h), by plain hooks."""
-    found = {"attn_in+ffn_in": [], "residual": []}
-    seen = {role: [] for role in found}
     of_stream = [reader.module for reader in state_readers(model) if reader.role in ("attn_in", "ffn_in")]
-    into, out_of = (lambda _, x: seen["attn_in+ffn_in"].append(x[0])), (lambda _, x, y: seen["residual"].append(y))
-    handles = [module.register_forward_pre_hook(into) for module in of_stream]
-    handles += [layer.register_forward_hook(out_of) for layer in decoder_layers(model)]
-    for row in rows:
-        with torch.no_grad():
-            model(row[None])
-        for role, states in seen.items():
-            states = [(state[0] if isinstance(state, tuple) else state).view(-1, 32) for state in states]
-            found[role].append(torch.stack(states).abs().amax(0))
-            seen[role].clear()
-    for handle in handles:
-        handle.remove()
+    after_layers = [*decoder_layers(model)[1:], model.transformer.ln_f]
+    found = {}
+    for role, modules in (("attn_in+ffn_in", of_stream), ("residual", after_layers)):
+        with torch.no_grad(), inputs_of(dict(enumerate(modules))) as seen:
+            for row in rows:
+                model(row[None])
+        found[role] = [torch.cat(states).abs().amax(0) for states in zip(*seen.values(), strict=True)]
     return found
 
 
