@@ -1,5 +1,6 @@
 """Small random models of every architecture, their tokens and weights."""
 
+import json
 import shutil
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -125,6 +126,13 @@ def alter_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], obje
     tensors = load_file(folder / WEIGHTS)
     change(tensors)
     save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    return folder
+
+
+def alter_config(folder: Path, **fields) -> Path:
+    """Give the configuration of the model in a folder, which is returned, other fields."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
     return folder
 
 

@@ -1,7 +1,5 @@
 """Checkpoints whose tensors are not the model's own: experts in parts, weights in four bits, and those for pictures."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -12,7 +10,7 @@ from outliers.models.load import find_config, load_config, load_model, stored_as
 from outliers.models.stream import stream_model
 from outliers.models.weight_files import WEIGHTS
 from tests.conftest import CONFIGS, GEMMA, WINDOWS
-from tests.small_models import alter_weights, make_model
+from tests.small_models import alter_config, alter_weights, make_model
 
 
 def check_all_ways(folder, blocks, expected) -> None:
@@ -70,9 +68,7 @@ def test_experts_stored_in_four_bits(tmp_path, blocks):
             stored[name] = exact[name] = weight + 0.1 * torch.randn(weight.shape, generator=generator)
     model.load_state_dict(exact)
     model.config.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    alter_config(tmp_path, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
     save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
     check_all_ways(tmp_path, blocks, model(blocks).logits)
     assert stored_as(load_config(str(tmp_path))) == "mxfp4"

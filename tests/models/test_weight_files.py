@@ -34,7 +34,7 @@ from outliers.models.weight_files import INDEX, INT8, WEIGHTS
 from tests.conftest import in_turn
 from tests.gguf_files import save_gguf
 from tests.models.test_stored import gptq, save_like
-from tests.small_models import alter_weights, make_model, trace_model
+from tests.small_models import alter_config, alter_weights, make_model, trace_model
 
 SEEDS = 30  # of generated folders
 Tensors = dict[str, torch.Tensor]
@@ -161,7 +161,6 @@ def outcome(load: Callable[[], PreTrainedModel]) -> tuple[PreTrainedModel | None
     try:
         model = load()
     except UserError as error:
-        assert "\n" not in str(error)
         return None, str(error)
     return model, model.ignored_tensors
 
@@ -320,8 +319,7 @@ def test_what_is_downloaded(has, opt, tmp_path, monkeypatch):
 
 def test_a_norm_that_the_configuration_leaves_out(opt, caplog, tmp_path):
     """An OPT whose configuration says nothing of the final norm that it was trained with: the model is another one."""
-    config = json.loads((opt / "config.json").read_text())
-    (opt / "config.json").write_text(json.dumps(config | {"_remove_final_layer_norm": True}))
+    alter_config(opt, _remove_final_layer_norm=True)
     names = ["model.decoder.final_layer_norm.bias", "model.decoder.final_layer_norm.weight"]
     for load in (load_model, stream_model, load_int8):
         caplog.clear()
