@@ -23,7 +23,7 @@ from outliers.runs.rows import Rows, read_rows
 from outliers.runs.run import rows_of, stored_rows
 from tests.conftest import a_row, among, lasting, names
 from tests.small_models import names_of, trace_model
-from tests.typed import call
+from tests.typed import call, refused
 
 MODEL = "pocket/gpt2-0.1m"
 SMALL = {"block": 32, "blocks": 2}
@@ -138,8 +138,8 @@ FOLDER, PIPE = (Path.mkdir, "a folder"), (os.mkfifo, "a pipe")
 def test_what_is_no_file_is_not_replaced(monkeypatch, capsys, folder, name, make, kind):
     make(folder / name)
     arguments = ["--model", MODEL, "--scheme", "fp32", "--block", 32, "--blocks", 2, "--out", folder]
-    said = f"error: '{folder}/{name}' is {kind}; expected a file: move it away or choose another folder with --out\n"
-    assert call(monkeypatch, capsys, *arguments) == (2, "", said)
+    said = f"'{folder}/{name}' is {kind}; expected a file: move it away or choose another folder with --out\n"
+    assert refused(monkeypatch, capsys, *arguments) == said
 
 
 # Rows
@@ -374,9 +374,8 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_trace_is_not_read(folder, damage):
     DAMAGES[damage](folder / "trace")
-    with pytest.raises(UserError, match=r"^cannot read a trace from") as error:
+    with pytest.raises(UserError, match=r"^cannot read a trace from"):
         Trace.load(folder / "trace")
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("folder", ["traced"], indirect=True)
