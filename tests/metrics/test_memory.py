@@ -244,9 +244,8 @@ def test_fused_attention_makes_no_scores():
 
 
 def test_what_is_neither_a_language_model_nor_one_of_pictures():
-    with pytest.raises(UserError, match="unknown architecture 'clap': transformers makes no") as error:
+    with pytest.raises(UserError, match="unknown architecture 'clap': transformers makes no"):
         measure_footprint(AutoConfig.for_model("clap"), 16)
-    assert "\n" not in str(error.value)
 
 
 def of_gib(embeddings, layers, rest, cache=0, decoder_layers=None, activations=0) -> Footprint:

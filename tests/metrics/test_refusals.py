@@ -72,9 +72,8 @@ OTHERS = [  # function, its arguments, and what is said
 def refused(function: str, arguments: dict, said: str) -> None:
     if "trace" in arguments:
         arguments = {"trace": outliers.trace(outliers.load_model("pocket/gpt2-0.1m"), BLOCKS)}
-    with pytest.raises(UserError, match=said) as error:
+    with pytest.raises(UserError, match=said):
         OF_BLOCKS[function](**{"model": make_model("gpt2"), "blocks": BLOCKS} | arguments)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("blocks", NO_BLOCKS)

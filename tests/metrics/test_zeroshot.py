@@ -217,9 +217,8 @@ def test_spoilt_data(tmp_path, task, name, content, message):
         (tmp_path / name).unlink()
     else:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=message):
         load_tasks([task], tmp_path)
-    assert "\n" not in str(caught.value)
 
 
 @needs_harness
@@ -252,9 +251,8 @@ def test_tasks_of_the_harness(monkeypatch):
         with pytest.raises(UserError, match=rf"unknown task '{name}'; did you mean {near}[? ]"):
             load_tasks([name])
     unreachable_data = r"cannot load the data of task 'hellaswag', 'Rowan/hellaswag' on the hub \(ConnectionError\)"
-    with pytest.raises(UserError, match=unreachable_data) as caught:
+    with pytest.raises(UserError, match=unreachable_data):
         load_tasks(["hellaswag"])
-    assert "\n" not in str(caught.value)
 
 
 def test_without_the_harness(monkeypatch):

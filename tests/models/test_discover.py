@@ -153,9 +153,8 @@ UNHEARD_OF.model_type = "olmo9"
 )
 def test_what_has_no_anatomy(name, said, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(UserError, match=said) as refused:
+    with pytest.raises(UserError, match=said):
         anatomy(name)
-    assert "\n" not in str(refused.value)
 
 
 class Stacked(PreTrainedModel):

@@ -138,7 +138,7 @@ def test_mixtures(kind, tmp_path, blocks):
     """All experts of a layer are a tensor, for each kind of projection."""
     of_kind = {
         "norm_topk_prob": kind not in ("olmoe", "qwen2_moe", "deepseek_v2"),
-        "rope_parameters": {"rope_type": "default", "rope_theta": 77.0},
+        "rope_parameters": TURNED,
     }
     model = mixture(kind, **of_kind, intermediate_size=64, moe_intermediate_size=64)
     file = save_gguf(model, tmp_path / "small.gguf")
@@ -573,7 +573,6 @@ def refusals(name: str) -> dict:
             function(name)
         except UserError as error:
             said[function] = str(error)
-            assert "\n" not in said[function]
     return said
 
 

@@ -295,9 +295,6 @@ def test_two_transforms_keep_the_function(as_they_are, pair):
         assert not torch.equal(got, projection(x)), "and they are applied"
 
 
-# Models
-
-
 # Mistakes
 
 

@@ -287,6 +287,5 @@ def test_gguf_that_is_no_t5_of_one_depth(tmp_path):
     """transformers reads the same number of layers into both stacks."""
     said = fields_of(made("t5")) | vocabulary(99) | {"decoder_block_count": 3}
     file = write_gguf(tmp_path / "t5.gguf", "t5", said, tensors_of(made("t5")))
-    with pytest.raises(UserError, match="3 layers in its decoder and 2 in its encoder") as answer:
+    with pytest.raises(UserError, match="3 layers in its decoder and 2 in its encoder"):
         outliers.load_model(str(file))
-    assert "\n" not in str(answer.value)

@@ -132,9 +132,8 @@ def test_half_of_a_block_is_read_between_its_ends(template, before, after):
     ],
 )
 def test_mistakes(make, said):
-    with pytest.raises(UserError, match=said) as refused:
+    with pytest.raises(UserError, match=said):
         make()
-    assert "\n" not in str(refused.value)
 
 
 def test_the_shortest_blocks():

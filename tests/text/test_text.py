@@ -319,9 +319,8 @@ def test_token_ids_of_ones_own(tokenizer):
     ],
 )
 def test_texts_that_are_none(tokenizer, text, message):
-    with pytest.raises(UserError, match=message) as raised:
+    with pytest.raises(UserError, match=message):
         load_text(text, tokenizer, None if "sequence" in message else 10, 5)
-    assert "\n" not in str(raised.value)
 
 
 def test_documents_as_sequences_of_their_own(tokenizer, tmp_path):
