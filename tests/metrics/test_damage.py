@@ -312,7 +312,7 @@ def test_what_is_asked_travels():
     cells = next(plan.stages)
     plan.subject.prepare()
     assert [cell.request for cell in pickle.loads(pickle.dumps(cells))] == [cell.request for cell in cells]
-    assert plan.subject.reader and "reader" not in vars(pickle.loads(pickle.dumps(plan.subject)))
+    assert plan.subject.preprocessor and "preprocessor" not in vars(pickle.loads(pickle.dumps(plan.subject)))
 
 
 def test_a_model_with_nan_is_named(blocks):
