@@ -28,6 +28,7 @@ ABOUT = ("parameters", "architecture", "checkpoint", "alpha", "same_weights_as",
 SCATTERED = {"perplexity": "value", BITS: BITS}  # column with an error over the text, if rows know it: its field
 WHOLE = "whole_model"  # a column shared by a model's stacks
 NONE = "hollow: no outlier feature,\nthe one that comes nearest"
+ROUNDING = 1e-9  # growth of a logarithm over all models that may be rounding alone, whose sign depends on the processor
 
 
 def by_model(rows: RowsOrFrame) -> pd.DataFrame:
@@ -116,7 +117,7 @@ def exponential_fit(perplexity: Iterable[float], fraction: Iterable[float]) -> F
         return None
     try:
         slope, intercept = np.polyfit(x[positive], np.log(y[positive]), 1)
-        if slope >= 0:
+        if slope * np.ptp(x[positive]) > -ROUNDING:
             return None
         estimates, covariance = curve_fit(
             lambda x, full, scale: np.exp((full - x) / scale), x, y, (-intercept / slope, -1 / slope), maxfev=10_000
