@@ -88,6 +88,7 @@ def _scatter_columns(name: str, value: Value) -> dict[str, float]:
 
 
 def _error_table(rows: list[dict], inputs: list[dict]) -> pd.DataFrame:
+    """Return the error of each projection's output, with the largest |x| of its input, one line per projection."""
     largest = {(row["layer"], row["role"]): row for row in inputs}
     by_projection: dict[str, dict] = {}
     for row in rows:

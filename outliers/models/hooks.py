@@ -178,6 +178,7 @@ def _is_same(x: torch.Tensor, other: torch.Tensor | None) -> bool:
 
 
 def _memory_layout(x: torch.Tensor) -> tuple:
+    """Return what is equal for views of the same memory in the same order: its storage, offset, size and strides."""
     return x.untyped_storage()._cdata, x.storage_offset(), x.numel(), x.stride(-1), x.shape[-1], x.dtype
 
 

@@ -113,6 +113,7 @@ class QuantizedLinear(SchemeLinear):
         return self._draw_operand(made) if self.draw else made.operand
 
     def _draw_operand(self, made: CachedOperand) -> Operand:
+        """Return the weight's operand in the layer's current draw, which rounds ties at random; cache the last one."""
         drawn = self.drawn
         if drawn is None or drawn.draw != self.draw or drawn.made is not made:
             with torch.inference_mode(False), torch.no_grad():

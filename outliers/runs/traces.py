@@ -114,7 +114,8 @@ class TraceStore:
         for trace in self.traces if metric.imatrix else ():
             trace.save_imatrix(self.folder / file_of_stack(IMATRIX, trace.stack))
         if metric.masks and not _is_newer(self.folder / MASKS, self.folder / f"{STEM}.safetensors"):
-            yield Task("masks", _masks, subject, (self.provenance, self.traces[0])), self.folder / Path(MASKS).stem
+            path = self.folder / Path(MASKS).stem
+            yield Task("masks", _outlier_masks, subject, (self.provenance, self.traces[0])), path
         for trace in () if subject.experiment.stream else self.traces:  # an excerpt would read all layers again
             path = self.folder / file_of_stack(EXCERPT, trace.stack)
             if saved_excerpt(path, trace) is None:
@@ -162,8 +163,8 @@ def _excerpt(
     return replace(excerpt(subject.load(model_cache, provenance), subject.blocks[0], features, stack), labels=labels)
 
 
-def _masks(model_cache: ModelCache, subject: Subject, provenance: dict, of: Trace) -> Masks:
-    return masks(subject.load(model_cache, provenance), subject.blocks, of)
+def _outlier_masks(model_cache: ModelCache, subject: Subject, provenance: dict, trace: Trace) -> Masks:
+    return masks(subject.load(model_cache, provenance), subject.blocks, trace)
 
 
 def saved_excerpt(path: Path, trace: Trace) -> Excerpt | None:

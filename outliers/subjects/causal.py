@@ -149,7 +149,7 @@ class Pretrained(Subject):
             check_scheme(self.config, scheme, *places)
 
     def check_calibration(self, variant: "Variant") -> None:
-        """Raise UserError, because the subject has no text from which a scheme could be calibrated."""
+        """Raise UserError for a variant that needs calibration: there is no text to calibrate it on."""
         raise UserError(
             f"'{variant.name}' needs the magnitudes of the inputs, and nothing is calibrated here; expected one "
             "that need not know"

@@ -283,6 +283,7 @@ def _float_of_bfloat16(half):
 
 @inlined
 def _entry(x, r, column):
+    """Read one entry of a matrix in memory as a float, whatever its dtype."""
     address = _place(x, r, column)
     if x.kind == FLOAT32:
         return _address(address, np.float32)[0]
