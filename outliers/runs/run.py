@@ -112,7 +112,7 @@ def rows_or_error(
 
 
 def stored_rows(experiment: Experiment, folder: Path) -> list[dict]:
-    """Return the rows of an experiment that a folder has, without loading a model."""
+    """Return the rows of an experiment that a folder has, as `rows_of`, without loading a model."""
     return records(rows_of(experiment, index(folder)))
 
 

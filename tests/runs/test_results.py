@@ -203,8 +203,8 @@ def test_a_line_ends_at_its_end_alone(folder, character):
 def test_a_row_of_something_else_is_measured_again(folder, part, field):
     want = records_in(folder)
     change(folder, 1, part, **{field: "other" if part == "request" else ...})
-    shown = stored_rows(SWEPT, folder)
-    assert len(shown) == (3 if field == "weights_hash" else 2), "tables and figures need the others"
+    missing = [row for row in stored_rows(SWEPT, folder) if row.get("failed") == "not measured yet"]
+    assert len(missing) == (0 if field == "weights_hash" else 1), "tables and figures need the others"
     rows = sweep(SWEPT, folder)
     assert lasting(rows) == lasting(want)
     assert len(stored_rows(SWEPT, folder)) == 3
@@ -223,7 +223,8 @@ def test_of_several_rows_of_one_measurement_the_last_one_counts(folder):
     assert len(records_in(folder)) == 3
     assert sweep(SWEPT, folder)[0]["value"] == 1.25
     other = replace(first, run=first.run | {"experiment": "ablate"})
-    assert rows_of(SWEPT, among([first, later, other])) == [later], "not one of another experiment"
+    stored = rows_of(SWEPT, among([first, later, other]))
+    assert [row for row in stored if row.values] == [later], "not one of another experiment"
 
 
 def test_rows_with_the_parts_of_earlier_versions_are_read_and_found(folder):
