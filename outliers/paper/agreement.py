@@ -172,7 +172,7 @@ def section(verdicts: Sequence[Verdict]) -> Section:
     ]
     printed = "\n\n".join([table.printed, *notes])
     title, rows = "Published facts and measured ones", [_record(verdict) for verdict in verdicts if verdict.row]
-    return Section(title, rows, printed, [table, sources_table], notes=notes, findings=_findings(verdicts))
+    return Section(title, rows, [table, sources_table], notes=notes, findings=_findings(verdicts), printed=printed)
 
 
 def _block_phrase(fact: Fact) -> str:

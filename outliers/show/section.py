@@ -99,14 +99,13 @@ class Finding(NamedTuple):
 class Section(NamedTuple):
     """The tables, figures and words of one measurement.
 
-    printed: text of a terminal below the findings, by default tables and notes. notes: paragraphs of the page.
-    further: tables that only become files, by name. findings: the most telling first, at most `FINDINGS`. files:
-    further texts, by file name.
+    notes: paragraphs of the page. further: tables that only become files, by name. findings: the most telling first, at
+    most `FINDINGS`. files: further texts, by file name. printed: text of a terminal below the findings, by default
+    tables and notes.
     """
 
     title: str
     rows: list[dict]
-    printed: str | None = None
     tables: Sequence[Table] = ()
     drawings: Sequence[Drawing] = ()
     notes: Sequence[str] = ()
@@ -114,6 +113,7 @@ class Section(NamedTuple):
     findings: Sequence[Finding] = ()
     explorers: "Sequence[Explorer]" = ()
     files: Mapping[str, str] = MappingProxyType({})
+    printed: str | None = None
 
     @property
     def terminal(self) -> str:
@@ -237,4 +237,4 @@ def together(title: str, sections: Sequence[Section]) -> Section:
     lists = {name: [entry for section in sections for entry in getattr(section, name)] for name in JOINED}
     further = {name: frame for section in sections for name, frame in section.further.items()}
     text = "\n\n".join(filter(None, (section.text for section in sections)))
-    return Section(title, sections[0].rows, text, further=further, **lists)
+    return Section(title, sections[0].rows, further=further, printed=text, **lists)

@@ -117,7 +117,7 @@ def _of_stack(_stack: str, rows: list[dict]) -> Section:
     table = Table.of("ablation", caption, COLUMNS, data, texts=2)
     drawings = [Drawing.of("ablation", FIGURE, ablation_bars(summary))]
     title = f"Ablation of {subject_of(rows[0] | {'variant': rows[0].get('scheme', BASELINE)})}"
-    return Section(title, rows, None, [table], drawings, findings=ablation_findings(summary))
+    return Section(title, rows, [table], drawings, findings=ablation_findings(summary))
 
 
 def ablation_summary(rows: list[dict]) -> pd.DataFrame:

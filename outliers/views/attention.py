@@ -149,7 +149,7 @@ def attention_section(rows: list[dict], context: Context = NO_CONTEXT) -> Sectio
     tables = [attention_table(model, points, failed.get(model, [])) for model, points in by_model.items()]
     drawings = [Drawing.of("attention", CAPTION.format(scattered_by(rows)), attention_costs(rows))]
     findings = attention_findings(measured)
-    return Section("Attention in int8", rows, None, tables, drawings, [note], findings=findings)
+    return Section("Attention in int8", rows, tables, drawings, [note], findings=findings)
 
 
 def attention_table(model: str, points: list[AttentionPoint], failed: Sequence[dict]) -> Table:

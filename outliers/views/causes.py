@@ -181,7 +181,7 @@ def causes_section(rows: list[dict], _context: Context | None = None) -> Section
     findings = causes_findings(models, tables[0].name)
     further = {"trained": models}
     title = "Causes of outlier features"
-    return Section(title, rows, None, tables, drawings, notes, further, findings)
+    return Section(title, rows, tables, drawings, notes, further, findings)
 
 
 def final_values(rows: list[dict]) -> pd.DataFrame:

@@ -279,7 +279,7 @@ def damage_section(rows: list[dict], names: TokenNamer) -> Section:
     title = f"Damage to {short_name(rows[0]['model'])}"
     further = {"errors": errors[["variant", *errors.columns.drop("variant")]]} if len(errors) else {}
     findings = damage_findings(damages, names, scattered_by(rows))
-    return Section(title, rows, text, tables, drawings, notes, further, findings, damage_explorer(damages))
+    return Section(title, rows, tables, drawings, notes, further, findings, damage_explorer(damages), printed=text)
 
 
 HEAT_CAPTION = (

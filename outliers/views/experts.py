@@ -83,7 +83,7 @@ def drops_section(rows: list[dict]) -> Section:
     )
     drawings = [Drawing.of("experts", FIGURE, expert_map({"": drops}))]
     title = f"Experts of {subject_of(rows[0] | {'variant': rows[0].get('scheme', BASELINE)})}"
-    return Section(title, rows, None, [table], drawings, findings=drops_findings(drops))
+    return Section(title, rows, [table], drawings, findings=drops_findings(drops))
 
 
 def expert_drops(rows: list[dict]) -> pd.DataFrame:

@@ -184,7 +184,7 @@ def _section(rows: list[dict], ending: str) -> Section:
     drawings = [Drawing.of(f"key_map{ending}", MAP_CAPTION, key_map(rows))]
     findings = [finding._replace(at=f"{finding.at}{ending}") for finding in _findings(rows, channels, layers)]
     explorers = [keys_explorer(rows, subject)._replace(instead=drawings[0].name)]
-    return Section(f"{TITLE}{subject}", rows, None, tables, drawings, findings=findings, explorers=explorers)
+    return Section(f"{TITLE}{subject}", rows, tables, drawings, findings=findings, explorers=explorers)
 
 
 def _table_of(rows: list[dict], kind: str) -> pd.DataFrame:

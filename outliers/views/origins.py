@@ -454,7 +454,7 @@ def _section(rows: list[dict], ending: str, every: list[dict]) -> Section:
     further = {f"states{ending}": _columns(states)}
     explorer = origins_explorer(frame, subject, read)._replace(instead=drawings[0].name)
     title = f"Origins of features of {subject}"
-    return Section(title, rows, None, tables, drawings, [], further, findings, [explorer])
+    return Section(title, rows, tables, drawings, [], further, findings, [explorer])
 
 
 def _listed_terms(row: Mapping) -> str:

@@ -197,7 +197,7 @@ def _perplexities(rows: list[dict]) -> Section:
     findings = [*say_each(BEYOND, beyond), *sweep_findings(costly, names)][:FINDINGS]
     others = [_spared_table(spared, drawn)] if spared else []
     text = printed([*tables[: 1 + len(bits)], *others], [note])
-    return Section("Perplexity by scheme", rows, text, tables, drawings, [note], findings=findings)
+    return Section("Perplexity by scheme", rows, tables, drawings, [note], findings=findings, printed=text)
 
 
 SPARED = "Models whose perplexity rises by at most 1 % under every scheme"

@@ -178,7 +178,7 @@ def plan_section(rows: list[dict], plan: Plan, files: dict[str, str], by: str = 
     drawing = Drawing.of("plan", CURVE.format(scheme=plan.scheme, scatter=scatter), curve)
     title = f"A plan for {short_name(plan.model)} under {plan.scheme}"
     findings = _findings(points, plan, scatter)
-    return Section(title, rows, None, tables, [drawing], notes, findings=findings, files=files)
+    return Section(title, rows, tables, [drawing], notes, findings=findings, files=files)
 
 
 def _chosen(rows: list[dict], plan: Plan) -> Table:

@@ -416,7 +416,7 @@ def remedies_section(rows: list[dict], _context: Context | None = None) -> Secti
     if others := [row for row in rows if not _has_format(row)]:
         tables.append(values_table(others))
     findings = remedies_findings(measured)
-    return Section("Remedies", rows, None, tables, drawings, [note], findings=findings)
+    return Section("Remedies", rows, tables, drawings, [note], findings=findings)
 
 
 def _has_format(row: dict) -> bool:

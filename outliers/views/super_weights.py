@@ -109,7 +109,7 @@ def super_weights_section(rows: list[dict]) -> Section:
     drawings = [Drawing.of("super_weights", DRAWING_CAPTION, weight_costs(costs))]
     title = f"Super weights of {short_name(rows[0]['model'])}"
     further = {"super_weights_costs": _numbers(costs)}
-    return Section(title, rows, None, tables, drawings, further=further)
+    return Section(title, rows, tables, drawings, further=further)
 
 
 def _numbers(costs: pd.DataFrame) -> pd.DataFrame:

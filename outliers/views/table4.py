@@ -69,7 +69,7 @@ def table4_section(rows: list[dict], _context: Context | None = None) -> Section
     tables = [table, others] if others else [table]
     findings = emergence_findings(models, fits, table.name)
     title = "Emergence of outlier features"
-    return Section(title, rows, printed, tables, notes=notes, further=further, findings=findings)
+    return Section(title, rows, tables, notes=notes, further=further, findings=findings, printed=printed)
 
 
 def families_section(rows: list[dict], _context: Context | None = None) -> Section:
@@ -85,4 +85,4 @@ def panel_section(name: str, rows: list[dict], _context: Context | None = None) 
     drawing = Drawing.of(name, f"{caption} {GREY_POINTS}", draw(rows, panel=panel))
     models = distinct_models(rows)
     findings = emergence_findings(models, fits_of(models), name)
-    return Section(title, rows, f"{name}.png, {name}.svg", drawings=[drawing], findings=findings)
+    return Section(title, rows, drawings=[drawing], findings=findings, printed=f"{name}.png, {name}.svg")

@@ -99,7 +99,7 @@ def _of_model(model: str, rows: list[dict]) -> Section:
         if totals[variant]["value"]:
             tables += [_loss_table(f"{ending}_{number}", name, variant, group, *shown) for shown in TABLES]
     drawing = Drawing.of(f"loss_by_position_{ending}", f"{name}: {BY_POSITION}", loss_by_position(rows))
-    return Section(TITLE, rows, None, tables, [drawing], findings=findings)
+    return Section(TITLE, rows, tables, [drawing], findings=findings)
 
 
 def _summary(variant: str, rows: list[dict]) -> dict:

@@ -331,7 +331,6 @@ def traced_section(trace: "Trace", rows: list[dict], names: TokenNamer, excerpt:
     return Section(
         f"Outlier features of {short_name(rows[0]['model'])}",
         rows,
-        None,
         tables,
         drawings,
         notes,

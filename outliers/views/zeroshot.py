@@ -126,7 +126,7 @@ CAPTION = (
 def zeroshot_section(rows: list[dict], _context: Context | None = None) -> Section:
     table, drawing = accuracy_table(rows), Drawing.of("accuracy", CAPTION, accuracy_by_size(rows))
     findings = zeroshot_findings(mean_accuracy(rows), mean_chance(rows))
-    return Section("Zero-shot accuracy", rows, None, [table], [drawing], findings=findings)
+    return Section("Zero-shot accuracy", rows, [table], [drawing], findings=findings)
 
 
 def accuracies(rows: list[dict], values: str = "value") -> pd.DataFrame:

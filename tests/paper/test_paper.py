@@ -165,7 +165,7 @@ def _own(rows: list[dict]) -> list[dict]:
 
 def test_a_new_table_is_one_row_its_experiments_and_its_values(tmp_path, monkeypatch):
     published = Published("LLM.int8(), Table 2", ("model", "scheme"), {("gpt2-0.1m", "fp32"): 1.0})
-    section = Section("One more", [], "nothing new")
+    section = Section("One more", [], printed="nothing new")
     table2 = Artefact("Table 2", Sweep, published, _own, lambda rows, _context: section._replace(rows=rows))
     monkeypatch.setitem(ARTEFACTS, "table2", table2)
     (tmp_path / "table2.yaml").write_text(SMALL.replace("table1", "table2"))

@@ -16,7 +16,7 @@ from outliers.models.anatomy import decoder_layers
 from outliers.models.names import POCKET
 from outliers.runs import engine
 from outliers.runs.rows import read_rows
-from outliers.show.section import NO_CONTEXT, Finding, Section, printed, section_of, values_section
+from outliers.show.section import NO_CONTEXT, Finding, Section, section_of, values_section
 from outliers.show.tables import Table
 from outliers.views.ablation import ablation_section
 from outliers.views.plan import plan_rows_section
@@ -196,7 +196,7 @@ def times(rows: list[dict], _context) -> Section:
     by_layer = Table.of_words("by_layer", "B.", ["layer", "ms"], [["0", "1.0"]])._replace(texts=1)
     tables = [by_variant._replace(texts=2, baseline="float32"), by_layer]
     findings = [Finding("one is", "by_variant"), Finding("all are", "by_variant", of_every=True)]
-    return Section("Times", rows, printed(tables), tables, findings=findings)
+    return Section("Times", rows, tables, findings=findings)
 
 
 def test_a_failed_cell_is_a_line_of_each_table_that_names_it():
