@@ -80,7 +80,7 @@ def test_bytes_are_of_scored_tokens(tmp_path):
 def test_places_are_those_of_labels():
     cut = cut_text("sample", load_tokenizer(MODEL), BLOCK, 3)
     example = cut.windows(8, None)[1]
-    ids, places = CAUSAL.places(example)
+    ids, places = CAUSAL.targets(example)
     assert places.tolist() == list(range(BLOCK - 8, BLOCK))
     assert ids.equal(cut.ids.flatten()[8 : 8 + BLOCK])
 

@@ -120,7 +120,7 @@ def test_ctrl_c_with_force_and_before_a_run(monkeypatch, capsys, tmp_path, befor
     before_call(RESIDENT, 1, press)
     _, _, err = call(monkeypatch, capsys, *ARGUMENTS, "--out", tmp_path, "--force")
     assert err == f"interrupted: 1 finished row in '{tmp_path}'; run the same command without --force to go on\n"
-    before_call("outliers.models.load.load_config", 1, press)
+    before_call("outliers.models.load.read_config", 1, press)
     code, _, err = call(monkeypatch, capsys, *ARGUMENTS, "--out", tmp_path / "none")
     assert (code, err) == (130, "interrupted; run the same command again to go on\n")
     assert not (tmp_path / "none").exists()
