@@ -281,7 +281,7 @@ def test_what_no_machine_has_is_refused(monkeypatch, constants, capsys, tmp_path
         (_, failed), (_, answer) = engine.run(tasks)
     assert answer == 1
     assert "'m, cell' needs 1 CPUs, 9000.0 GB of memory; this machine has " in str(failed)
-    constants("outliers.runs.cluster", _room=little)
+    constants("outliers.runs.cluster", _free_bytes=little)
     code, _, err = call(monkeypatch, capsys, "--model", MODELS[1], "--engine", "ray", "--out", tmp_path / "out")
     assert code == 2
     assert "'pocket/gpt2-0.5m' needs 7" in err
