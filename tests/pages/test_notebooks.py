@@ -178,12 +178,12 @@ def numbers(notebook) -> list[tuple[float, bool]]:
 
 def differing(kept, ran) -> list[tuple[float, float]]:
     """Numbers of two notebooks that differ by more than processors do, which round in different orders: one draw of
-    absmax costs 106.6 % on one with int8 units, and 95.9 % on one without."""
+    absmax without the feature is 714.7 on one of them and 756.4 on another."""
     pairs = zip(numbers(kept), numbers(ran), strict=True)
     return [
         (one, other)
         for (one, percent), (other, _) in pairs
-        if not math.isclose(one, other, rel_tol=0.15, abs_tol=1 if percent else 0.02)
+        if not math.isclose(one, other, rel_tol=0.1, abs_tol=1 if percent else 0.02)
     ]
 
 
