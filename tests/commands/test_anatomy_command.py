@@ -1,10 +1,8 @@
 """What `python -m outliers.anatomy` shows of a model."""
 
-import pytest
 from transformers import AutoConfig
 
 import outliers
-from tests.typed import call
 
 
 def test_each_kind_of_layer_with_its_roles_shapes_and_parameters():
@@ -36,12 +34,3 @@ def test_experts_are_projections_in_one_row(monkeypatch):
     )
     monkeypatch.setenv("COLUMNS", "80")
     assert max(map(len, str(found).splitlines())) <= 80
-
-
-@pytest.mark.parametrize("names", [[], ["no-such-type"], ["t5gemma-of-nobody"], ["clap"]])
-def test_what_has_no_anatomy_is_one_line(names, monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    code, said, error = call(monkeypatch, capsys, *names, command="anatomy")
-    assert (code, said) == (2, "") and len(error.strip().splitlines()) == 1, error
-    assert not list(tmp_path.iterdir()), "nothing is written"

@@ -5,7 +5,6 @@ soon with exit code 2 and one line, and leave nothing behind.
 """
 
 import gzip
-import importlib
 import itertools
 import json
 import os
@@ -61,7 +60,7 @@ def configured(**fields) -> Callable[[Path], None]:
 FC = "transformer.h.1.mlp.c_fc.weight"  # a tensor of the small model, (24, 96) in float32
 
 
-def sharded(*shards: object, index: str | bytes | None = None) -> Callable[[Path], None]:
+def sharded(*shards: object, index: str | None = None) -> Callable[[Path], None]:
     """The small model with its weights in `a.safetensors`, and an index that lists these beside it, or says this."""
 
     def make(folder: Path) -> None:
@@ -70,7 +69,7 @@ def sharded(*shards: object, index: str | bytes | None = None) -> Callable[[Path
         listed = dict.fromkeys(load_file(weights), weights.name)
         listed |= {f"more.{number}": shard for number, shard in enumerate(shards)}
         said = json.dumps({"metadata": {}, "weight_map": listed}) if index is None else index
-        (folder / "m" / INDEX).write_bytes(said.encode() if isinstance(said, str) else said)
+        (folder / "m" / INDEX).write_text(said)
 
     return make
 
@@ -107,16 +106,15 @@ NO_FILE = "is not a regular file"
 LEADS_OUT = "is a link that leads out of its folder"
 # Commands that read a model, each in its own way.
 READERS = itertools.cycle(
-    f"{typed} {SMALL}"
-    for typed in ("trace m", "trace m --stream", "sweep --model m --scheme absmax", "ablate m --features 1 --stream")
+    [
+        *(f"{typed} {SMALL}" for typed in ("trace m", "trace m --stream", "ablate m --features 1 --stream")),
+        "latency m --scheme llm.int8 --prompt 8 --tokens 2 --batch 1",
+    ]
 )
-LATENCY = "latency m --scheme llm.int8 --prompt 8 --tokens 2 --batch 1"
 # What no index may list as a file of weights.
-SHARDS = ("/etc/x.safetensors", "../outside.safetensors", "../../etc/passwd", "x.bin", "in/x.safetensors", 7, None)
-SHARDS += ("..\\x.safetensors", "x\0.safetensors", "x\n.safetensors", "x\ud800.safetensors", f"{'x' * 300}.safetensors")
+SHARDS = ("../outside.safetensors", "x.bin", 7, "..\\x.safetensors", "x\0.safetensors", f"{'x' * 300}.safetensors")
 # What is no index.
-INDICES = ("{}", '{"weight_map": {}}', "[]", '{"weight_map": {"a', "[" * 100_000, '{"weight_map": ' + "7" * 5_000)
-INDICES += ('{"weight_map": {"more": ["a.safetensors"]}}', b'{"weight_map": {"\xff": "a.safetensors"}}')
+INDICES = ("{}", '{"weight_map": {}}', '{"weight_map": []}', "[]", '{"weight_map": {"a', "[" * 100_000)
 
 
 def to(target: str) -> Callable[[Path], None]:
@@ -146,48 +144,23 @@ def replaced(name: str, like: Callable) -> Callable[[Path], None]:
     return changed(lambda tensors: tensors.update({name: like(tensors[name]).clone()}))
 
 
-EXPERT = "model.layers.2.block_sparse_moe.experts.7.w2.weight"  # a tensor of a small mixture, (64, 48)
-
-
-def of_type(name: str) -> Callable:
-    return lambda tensor: tensor.to(getattr(importlib.import_module("torch"), name))
-
-
-def of_mixture(change: Callable[[dict], object]) -> Callable[[Path], None]:
-    """A small mixture in the folder `m`, whose tensors were changed."""
-
-    def make(folder: Path) -> None:
-        from tests.small_models import alter_weights
-
-        alter_weights(shutil.copytree(POCKET / "mixtral-0.7m", folder / "m"), change)
-
-    return make
-
-
 SHARD = "b.safetensors"
 NORM = "transformer.ln_f.weight"
 FILES = {  # of a model, and what is said of them
-    "an index that is a folder": (instead(INDEX, Path.mkdir, sharded()), NO_FILE),
     "an index that is a pipe": (instead(INDEX, os.mkfifo, sharded()), NO_FILE),
     "a shard that is not there": (sharded(SHARD), "'m' lacks 'b.safetensors'"),
-    "a shard that is a folder": (instead(SHARD, Path.mkdir, sharded(SHARD)), NO_FILE),
     "a shard that is a pipe": (instead(SHARD, os.mkfifo, sharded(SHARD)), NO_FILE),
     "a shard from outside": (instead(SHARD, outside, sharded(SHARD)), LEADS_OUT),
-    "weights that are a folder": (instead(WEIGHTS, Path.mkdir, configured()), NO_FILE),
     "weights that are a pipe": (instead(WEIGHTS, os.mkfifo, configured()), NO_FILE),
     "weights from outside": (instead(WEIGHTS, outside, configured()), LEADS_OUT),
-    "weights that never end": (instead(WEIGHTS, to("/dev/zero"), configured()), LEADS_OUT),
     "weights that lead nowhere": (instead(WEIGHTS, to("nothing"), configured()), NO_FILE),
-    "weights that lead to themselves": (instead(WEIGHTS, to(WEIGHTS), configured()), NO_FILE),
     "no weights but pickled ones": (instead(WEIGHTS, pickled, configured()), "pickled ones are not read"),
     "no weights by a known name": (instead(WEIGHTS, another_name, configured()), "; rename that one to model.saf"),
     "no weights at all": (instead(WEIGHTS, nothing, configured()), "has no safetensors weights"),
     "weights that are empty": (instead(WEIGHTS, Path.touch, configured()), "'m' are corrupt .*too small"),
     "weights outside by name": (configured(transformers_weights="../../x"), "names '../../x' as its weights"),
     "a narrower tensor": (replaced(FC, lambda old: old[:, :64]), rf"'{FC}' .*\(24, 64\); .* asks for \(24, 96\)"),
-    "a tensor of one number": (replaced(NORM, lambda old: old[:1]), rf"'{NORM}' .*\(1,\); .* asks for \(24,\)"),
-    "a tensor of whole numbers": (replaced(FC, of_type("int8")), f"'{FC}' as I8; expected F64, F32"),
-    "a tensor of eight bits": (replaced(FC, of_type("float8_e4m3fn")), f"'{FC}' as F8_E4M3; expected"),
+    "a tensor of whole numbers": (replaced(FC, lambda old: old.char()), f"'{FC}' as I8; expected F64, F32"),
     "a tensor of nan": (
         replaced(NORM, lambda old: old * float("nan")),
         rf"'m' hold NaN or inf in '{NORM}'",
@@ -197,11 +170,6 @@ FILES = {  # of a model, and what is said of them
         changed(lambda tensors: tensors.update({FC.removeprefix("transformer."): tensors[FC] + 1})),
         f"holds a tensor twice: 'h.1.mlp.c_fc.weight' in '{WEIGHTS}' and '{FC}' in",
     ),
-    "an expert that is missing": (of_mixture(lambda tensors: tensors.pop(EXPERT)), rf"lacks 1 tensors \({EXPERT}\)"),
-    "an expert of another shape": (
-        of_mixture(lambda tensors: tensors.update({EXPERT: tensors[EXPERT][:, 1:].clone()})),
-        f"holds '{EXPERT}' with the shape",
-    ),
 }
 MODEL_FILES: list[Case] = [
     *(
@@ -210,7 +178,6 @@ MODEL_FILES: list[Case] = [
     ),
     *(Case(f"an index of {text[:20]}", sharded(index=text), next(READERS), NO_INDEX) for text in INDICES),
     *(Case(what, make, next(READERS), answer) for what, (make, answer) in FILES.items()),
-    *(Case(f"{what}, served", FILES[what][0], LATENCY, FILES[what][1]) for what in [*FILES][::5]),
 ]
 
 # ---- what a configuration asks for ---------------------------------------------------------------------------------
@@ -236,14 +203,10 @@ def stored_by(method, answer: str) -> Case:
 
 LLAMA = {"model_type": "llama", "hidden_size": 24, "intermediate_size": 64, "num_hidden_layers": 2}
 LLAMA |= {"num_attention_heads": 4}
-# Fields by which an unknown architecture might be refused before it is named.
-UNKNOWN = {
-    "swin": {"num_heads": [3, 6, 12, 24], "num_attention_heads": 5, "hidden_size": 32},
-    "beit": {},
-    "siglip2": {"hidden_size": 0},
-}
 SEVEN_B = {"n_embd": 8192, "n_layer": 32, "n_head": 64, "n_inner": 32768}  # billion weights, which the files lack
 SEVEN_B_CLIP = {"hidden_size": 8192, "num_hidden_layers": 32, "num_attention_heads": 64, "intermediate_size": 32768}
+SEVEN_B_CLIP = {"model_type": "clip", "vision_config": SEVEN_B_CLIP}
+TOO_FEW = r"asks for at least 2\.7 GB of weights, and its files have 0\.000"
 
 
 def with_dropout(path: Path) -> None:
@@ -260,25 +223,14 @@ def huge(path: Path) -> None:
 FAST = b'{"tokenizer_class": "PreTrainedTokenizerFast"}'
 CONFIGURATIONS: list[Case] = [
     Case("a model of no known kind", configured(model_type="gpt9"), f"trace m {SMALL}", "^unknown architecture 'gpt9'"),
-    *(
-        Case(f"{kind} with {fields}", written(json.dumps({"model_type": kind, **fields}).encode()), typed, said)
-        for kind, fields in UNKNOWN.items()
-        for typed, said in [(f"trace m {SMALL}", f"^unknown architecture '{kind}'")]
-    ),
-    *(
-        Case(f"{of} of 7 billion weights, {typed}", configured(**fields), f"{typed} {SMALL}", answer)
-        for of, fields in (("GPT-2", SEVEN_B), ("CLIP", {"model_type": "clip", "vision_config": SEVEN_B_CLIP}))
-        for typed in ("trace m", "trace m --stream")
-        for answer in [r"asks for at least 2\.7 GB of weights, and its files have 0\.000"]
-    ),
-    *(asks_for("n_embd", value, "expected a whole number from 1") for value in (10**9, 0, -64)),
-    *(asks_for("n_embd", value, "expected int, got") for value in ("64", 1.5, None, True)),
-    *(asks_for("n_layer", value, "expected a whole number from 1") for value in (0, 10**5, 10**9)),
-    *(asks_for("n_head", value, "expected") for value in (0, 5, -4, 10**6)),
-    asks_for("n_layer", 10**9, what="sweep --model m"),
-    asks_for("num_hidden_layers", 10**9, "from 1 to 512"),
+    asks_for("hidden_size", 0, "'siglip2'", model_type="siglip2", shown="^unknown architecture"),
+    Case("GPT-2 of 7 billion weights", configured(**SEVEN_B), f"trace m {SMALL}", TOO_FEW),
+    Case("CLIP of 7 billion weights", configured(**SEVEN_B_CLIP), f"trace m --stream {SMALL}", TOO_FEW),
+    *(asks_for("n_embd", value, "expected a whole number from 1") for value in (10**9, 0)),
+    asks_for("n_embd", "64", "expected int, got"),
+    *(asks_for("n_layer", value, "expected a whole number from 1") for value in (0, 10**9)),
+    *(asks_for("n_head", value, "expected") for value in (0, 5)),
     asks_for("n_positions", 10**8, "from 1 to 65,536"),
-    asks_for("max_position_embeddings", -1, "expected a whole number"),
     asks_for("vocab_size", 10**12, "expected a whole number"),
     asks_for("n_inner", -1, "expected a whole number"),
     asks_for("num_labels", 10**9, "expected a whole number"),
@@ -286,30 +238,22 @@ CONFIGURATIONS: list[Case] = [
     asks_for("dtype", "float9", "float9", shown="torch"),
     asks_for("pad_token_id", 10**6, "in the vocabulary of 4096"),
     asks_for("eos_token_id", "2", "'2' doesn't match"),
-    *(asks_for("layer_norm_epsilon", value, "from 0 to 1") for value in (float("nan"), -1e-5)),
-    asks_for("resid_pdrop", 7, "between 0 and 1", shown="dropout"),
-    asks_for("tie_word_embeddings", "yes", "expected bool, got str"),
-    asks_for("hidden_act", ["silu"], "expected str, got list", model_type="llama"),
+    asks_for("layer_norm_epsilon", float("nan"), "from 0 to 1"),
     asks_for("rope_scaling", {"rope_type": "spiral", "factor": 2.0}, "'spiral'", shown="", **LLAMA),
     asks_for("attention_types", [[["global"], 10**9]], "from 1 to 512", model_type="gpt_neo", num_layers=2),
-    asks_for("layer_types", ["full_attention"] * 3, "must be equal", shown="num_hidden_layers"),
     asks_for("text_config", {"hidden_size": 10**9}, "hidden_size 1000000000"),
     asks_for("num_key_value_heads", 3, "divides the 4 heads", model_type="llama", num_attention_heads=4),
-    asks_for("num_kv_heads", 0, "from 1 to", model_type="falcon"),
     asks_for("num_experts_per_tok", 5, "from 1 to 4", model_type="mixtral", num_local_experts=4),
     asks_for("num_local_experts", 10**6, "from 0 to 4,096", model_type="mixtral"),
     asks_for("sliding_window", -1, "from 0", model_type="mistral"),
     asks_for("sliding_window", 0, "expected a whole number from 1 on, or null", model_type="mistral"),
-    asks_for("encoder_layers", 10**9, "from 1 to 512", model_type="bart"),
-    asks_for("d_model", 10**8, "from 1 to", model_type="xglm"),
-    *(stored_by(one, "; expected 16 or 32") for one in ("eetq", "quanto", "aqlm", "vptq", "torchao", "nobody", None)),
-    *(stored_by(one, ", and its files hold none so") for one in ("gptq", "awq", "bitsandbytes", "fp8", "hqq")),
+    *(stored_by(one, "; expected 16 or 32") for one in ("eetq", None)),
+    stored_by("gptq", ", and its files hold none so"),
     Case("no size at all", written(b'{"model_type": "llama"}'), f"trace m {SMALL}", "at least 0.5 GB of weights"),
     Case("a report of it", instead("config.json", nothing, configured()), "report m", "'m': it has no config.json"),
     Case("no architecture", written(b'{"n_embd": 64}'), f"trace m {SMALL}", "no 'model_type'"),
     Case("a list", written(b"[]"), f"trace m {SMALL}", "holds no JSON object"),
     Case("deep nesting", written(b"[" * 200_000), f"trace m {SMALL}", "nested too deeply"),
-    Case("many digits", written(b'{"n_embd": ' + b"9" * 5000 + b"}"), f"trace m {SMALL}", "not valid JSON"),
     Case("no UTF-8", written(b'{"a": "\xff"}'), f"trace m {SMALL}", "not valid JSON"),
     Case("a value twice", written(b'{"n_embd": 1, "n_embd": 2}'), f"trace m {SMALL}", "two values of 'n_embd'"),
     Case("5 MB", written(b" " * (5 << 20)), f"trace m {SMALL}", "larger than 4 MB"),
@@ -317,19 +261,22 @@ CONFIGURATIONS: list[Case] = [
         "a pipe", instead("config.json", os.mkfifo, configured()), f"trace m {SMALL}", "no config.json that can be read"
     ),
     Case("random words", instead("tokenizer.json", with_dropout, configured()), f"trace m {SMALL}", "at random"),
+    Case(
+        "no first token",
+        written(FAST, "tokenizer_config.json"),
+        f"trace m {SMALL} --bos",
+        "^the model's tokenizer has no first token",
+    ),
     Case("no tokenizer", instead("tokenizer.json", nothing, configured()), f"trace m {SMALL}", "^no tokenizer in 'm'"),
     Case(
         "a huge tokenizer", instead("tokenizer.json", huge, configured()), f"trace m {SMALL}", "has 200 MB; expected at"
     ),
     Case("memory of it", configured(n_layer=10**9), "memory m", "n_layer 1000000000"),
-    Case("latency of it", configured(n_embd="64"), "latency m", "'n_embd' expected int, got str"),
     *(
         Case(f"{name} is {content!r}", written(content, name), f"trace m {SMALL}", f"^'m/{name}' {answer}")
         for name, answer, *contents in (
-            ("tokenizer.json", "is not valid JSON", b"", b"[" * 100_000, b"\xff"),
-            ("tokenizer.json", "holds .*; expected a JSON object", b"[]", b"null"),
-            ("tokenizer_config.json", "is not valid JSON", b"", b"\xff"),
-            ("tokenizer_config.json", "holds .*; expected a JSON object", b"[]"),
+            ("tokenizer.json", "is not valid JSON", b"", b"[" * 100_000),
+            ("tokenizer.json", "holds .*; expected a JSON object", b"[]"),
             ("tokenizer_config.json", "has model_max_length", FAST[:-1] + b', "model_max_length": "x"}'),
         )
         for content in contents
@@ -354,39 +301,27 @@ def text(what: str, answer: str, name: str, content: bytes | Callable[[Path], No
 
 
 ZEROS = gzip.compress(bytes(2**20), 1) * 1000  # a gigabyte, in members that follow each other
-NO_TEXT = "is a folder, a pipe or a device"
 
 TEXTS: list[Case] = [
     text("half a surrogate", r"row 2 .* half a surrogate pair, '\\ud800'", "a.jsonl", ROW + rb'{"text": "\ud800"}'),
-    text("its other half", r"row 1 .* half a surrogate pair, '\\udfff'", "a.jsonl", rb'{"text": "x\udfffx"}'),
     text("Latin-1", "line 3 .* byte 4 is not UTF-8", "a.txt", b"one\r\n\r\ncaf\xe9"),
-    text("Latin-1 in a row", "line 2 .* byte 14 is not UTF-8", "a.jsonl", ROW + b'{"text": "caf\xe9"}'),
-    text("half a character at the end", "line 1 .* byte 6 is not UTF-8", "a.txt", b"words\xc3"),
     text("a byte order mark", "line 1 .* begins with a byte order mark", "a.txt", b"\xef\xbb\xbfwords"),
-    text("one in front of a later row", "row 2 .* BOM", "a.jsonl", ROW + b"\xef\xbb\xbf" + ROW),
     text("deep lists", "row 2 .* nested too deeply", "a.jsonl", ROW + b'{"x": ' + b"[" * 10**5),
     text("a number without end", "row 2 .* more than 4300 digits", "a.jsonl", ROW + b'{"x": ' + b"1" * 5000 + b"}"),
     text("a number for a text", "row 2 .*: 'text' is no string", "a.jsonl", ROW + b'{"text": 3}'),
-    text("two texts", "row 1 .*: 'text' is no string", "a.jsonl", b'{"text": "x", "text": 1}'),
     text("no text", "row 2 .*: 'text' is missing", "a.jsonl", ROW + b'{"content": "x"}'),
     text("a list for a row", "row 1 .*: it is not an object", "a.jsonl", b'["text"]'),
     text("a torn row", "row 2 .*: Unterminated string", "a.jsonl", ROW + ROW, -10),
     text("a blank line in the middle", "row 2 .* is blank", "a.jsonl", ROW + b"\n" + ROW),
     text("blank lines without end", "row 1 .* is blank", "a.jsonl.gz", gzip.compress(b"\n" * 10**6) * 1000),
     text("blank lines alone", "too short: 0 tokens", "a.jsonl", b"\n \n"),
-    text("an empty document", "too short: 1 tokens", "a.jsonl", b'{"text": ""}'),
     text("a gigabyte of zeros", "line 1 .* is longer than 16 MB", "a.txt.gz", ZEROS),
-    text("a long row", "line 2 .* is longer than 16 MB", "a.jsonl", ROW + b'{"text": "' + b"x" * 2**24 + b'"}'),
     text("a torn gzip of rows", "line 2 .* cannot be read: .* ended", "a.jsonl.gz", gzip.compress(ROW), -9),
     text("a wrong checksum", "line 1 .* cannot be read: CRC", "a.txt.gz", gzip.compress(b"words")[:-8] + bytes(8)),
     text("damage in a gzip", "line 1 .* read: Error -3", "a.txt.gz", gzip.compress(b"words")[:10] + b"\xff" * 9),
-    text("a folder", NO_TEXT, "a.txt", Path.mkdir),
-    text("a pipe", NO_TEXT, "a.txt", os.mkfifo),
-    text("a device", NO_TEXT, "a.txt", to("/dev/zero")),
+    text("a pipe", "is a folder, a pipe or a device", "a.txt", os.mkfifo),
     text("a file of /proc", "too short", "a.txt", to("/proc/self/mem")),
-    text("a link to itself", "does not exist", "a.txt", to("a.txt")),
     text("another ending", "ends in '.json'; expected .txt, .txt.gz, .jsonl or .jsonl.gz", "a.json", ROW),
-    text("an ending in capitals", "ends in '.TXT'; expected .txt", "a.TXT", b"words"),
 ]
 
 # ---- disks and results ---------------------------------------------------------------------------------------------
@@ -452,18 +387,15 @@ ZEROS = [b"\0" * 4096]  # as a system leaves where it lost power
 LINES = [  # that are no row, and why not
     ('{"request": {"metric', ""),
     ("[]", r"the line: expected an object of request, provenance, values, run, got \[\]"),
-    ("3", "the line: expected an object of"),
     (b'{"request": "\xff"}', ""),
     *((line, "") for line in ZEROS),
     ("[" * 100_000, ""),
     ('{"request": "\\ud800"}', ""),
     (json.dumps(ROW).replace("7.5", "7" * 5000), "number out of range"),
     (json.dumps(ROW).replace('"m"', '"é"').encode("latin-1"), "invalid unicode code point"),
-    ({"metric": "perplexity", "value": 7.5}, "the line: expected an object of"),  # of an older version
 ]
 ROWS = [  # that hold what no row may
     ({**ROW, "values": []}, "expected values, or in 'run' why it 'failed'"),
-    ({**ROW, "more": {}}, "the line: expected an object of request, provenance, values, run, got {"),
     (with_fields("values", value=float("nan")), "values.0.value: expected a finite number"),
     (with_fields("values", value="7.5"), "values.0.value: .*got '7.5'"),
     (with_fields("values", value=True), "values.0.value: .*got True"),
@@ -477,9 +409,7 @@ ROWS = [  # that hold what no row may
     (with_fields("subject", model=3), "request.subject.model: expected text, got 3"),
     (with_fields("subject", seed=float("inf")), "request.subject.seed: expected text, a finite number, .* got inf"),
     (with_fields("metric", alpha=float("nan")), "request.metric.alpha: expected a positive number, got nan"),
-    (with_fields("provenance", scheme={}), "provenance.scheme"),
     (with_fields("provenance", new={"a": 1}), "provenance.new: expected text, a finite number, "),
-    (with_fields("run", new=[[1]]), "run.new: expected text, "),
     (with_fields("provenance", features=["3"]), "provenance.features: expected a list of whole numbers, got"),
 ]
 IN_THE_WAY = [  # of a file: what it is, how it is made
@@ -512,17 +442,13 @@ RESULTS: list[Case] = [
         for what, kind in kinds
     ),
     Case("a trace of another model", traced, TRACE, "'out' holds results of 'other/gpt2-0.1m', whose tables"),
-    Case("an ablation beside it", traced, TRACE.replace("trace", "ablate", 1), "'out' holds results"),
     Case("a file as the folder", lambda folder: (folder / "out").touch(), SWEEP, "cannot write to 'out' "),
     Case("a pipe as the folder", lambda folder: os.mkfifo(folder / "out"), TRACE, "cannot (read|write to) 'out"),
-    Case("a link to nowhere", lambda folder: to("nowhere/at/all")(folder / "out"), SWEEP, "cannot write to 'out' "),
     *(
         Case(f"the folder {out:.20}, {typed}", nothing, typed.replace("--out out", f"--out {out}"), answer)
         for typed, out, answer in (
             (SWEEP, "/dev/null", "cannot write to '/dev/null' "),
-            (TRACE, "/dev/null/out", "'/dev/null/out"),
             (SWEEP, LONG, r"cannot write to 'o+' \(File name too"),
-            (TRACE, LONG, r"'o+' \(File name too"),
             (REDRAW, LONG, r"'o+/.*' \(File name too"),
         )
     ),
@@ -540,11 +466,6 @@ def fields(**values: str) -> str:
     return "".join(f"{name}: {value}\n" for name, value in {"models": f"[{POCKET_MODEL}]", **values}.items())
 
 
-def bomb(first: str, each: str) -> str:
-    """A file of few bytes with 9**12 values."""
-    return "\n".join([first, *(f"a{n}: &a{n} {each % ', '.join(9 * [f'*a{n - 1}'])}" for n in range(1, 13))])
-
-
 def file(content: str | bytes | Callable[[Path], None], name: str = "e.yaml") -> Callable[[Path], None]:
     """An experiment file of this content, or what else is made in its place."""
     text = content.encode() if isinstance(content, str) else content
@@ -558,62 +479,42 @@ def both(*makers: Callable[[Path], None]) -> Callable[[Path], None]:
 
 VALUES = [  # of a field that cannot have them
     ("name", "../up", "expected letters, digits and any of"),
-    ("name", "''", "expected text in one line, got ''"),
     ("name", "é" * 200, "expected names of at most 255 bytes, got 'é+…"),
     ("name", "2024-01-01", "expected text, got datetime.date"),
-    ("models", "[]", "expected at least 1, got"),
-    ("models", '["a\\0b"]', "expected text in one line"),
     ("models", "[no]", "expected text, got False"),
     ("block", ".nan", "finite number, got nan"),
-    ("block", "true", "expected a number, got True"),
     ("block", f"0x{'f' * 5000}", "got a number of too many digits"),
     ("memory", "1e300", "expected a size such as 500MB or 4GB"),
-    ("schemes", f"[{'x' * 20000}]", "at most 255 bytes, got 'x{79}…$"),
 ]
 NO_YAML = "'e.yaml' is not a file of at most 1 MB"
-TAGS = ("!!int ''", "!!bool maybe", "!!timestamp x", "!!float ''", "!!binary '…'", "!!set {a}", "!x y")
+# A file of few bytes with 9**12 values.
+BOMB = "\n".join(["a0: &a0 [x]", *(f"a{n}: &a{n} [{', '.join(9 * [f'*a{n - 1}'])}]" for n in range(1, 13))])
+TAGS = ("!!bool maybe", "!!timestamp x", "!!binary '…'", "!!set {a}", "2024-13-45")
 YAML = [  # what an experiment file holds, and the answer
     *((fields(**{field: value}), f"field '{field}.*': .*{answer}") for field, value, answer in VALUES),
     *((fields(block=tag), "'e.yaml' cannot be read|field 'block'") for tag in TAGS),
     (fields(extends="."), "'extends' is '.'; expected another file"),
-    (fields(extends="[a]"), r"'extends' is \['a'\]; expected another"),
     (fields(extends="e.yaml"), "'e.yaml' refers to itself in 'extends'"),
-    (fields(extends=r'"a\0.yaml"'), "cannot be read|does not exist"),
     (os.mkfifo, NO_YAML),
-    (to("/dev/zero"), NO_YAML),
     ("#" * 1_100_000, NO_YAML),
-    (bomb("a0: &a0 [x]", "[%s]"), "'e.yaml' cannot be read: more than 10000 values"),
-    (bomb("a0: &a0 {k: 1}", "{<<: [%s]}"), "'e.yaml' cannot be read: more than 10000 values"),
+    (BOMB, "'e.yaml' cannot be read: more than 10000 values"),
     ("models: &a [*a]", "'e.yaml' refers to itself by an alias"),
     ("[" * DEEP, "refers to itself by an alias, or nests too deep"),
     ("models:\n\t- a\n", "'e.yaml' cannot be read: .*line 2, column 1"),
-    (fields(block="3\nblock: 4"), "line 3: field 'block' stands twice"),
     (fields(hardware="{a: 1, a: 2}"), "line 2: field 'a' stands twice"),
     ("? [a]\n: 1\n", "a field's name is no text"),
+    ("", "holds no fields"),
     ("1: 2", "holds no fields"),
-    (fields(block="1"), "e.yaml, line 2, field 'block': expected 2 or more, got 1"),
     ("models:\n  - a\n  - [b]\n", "e.yaml, line 3, field 'models.1': expected text, got"),
-    ("# one\n\nmodel: [a]\nmodels: [a]\n", "e.yaml, line 3, unknown field 'model'; did you mean models"),
     ("text: c4\nblock: 8\n", "e.yaml, line 1, field 'models' is missing"),
-    (fields(block="9" * 5000), "'e.yaml' cannot be read: "),
-    ("- 1\n- 2\n", "expected a mapping"),
-    (fields(name="2024-13-45"), "'e.yaml' cannot be read: month must be in"),
     (fields(block="!!python/object/apply:os.system ['touch here']"), "could not determine a constructor"),
     (b"models: [\xff\xfe]", "'e.yaml' cannot be read: .*utf-8"),
-    ("models: [\x1b]", "'e.yaml' cannot be read: "),
-    ("\ufeff", "'e.yaml' holds no fields"),
     ("a: 1\n---\nb: 2\n", "expected a single document"),
-    ("", "'e.yaml' holds no fields"),
-    (fields(modles="1"), "e.yaml, line 2, unknown field 'modles'"),
-    (fields(**{"x" * 100: "1"}), "e.yaml, line 2, unknown field"),
 ]
 SHOWN = {  # of an experiment file of a report
-    "models: [a]\n": "e.yaml, line 1, unknown table or figure 'None'",
     "models: [a]\nshows: tabel1\n": "e.yaml, line 2, unknown table or figure 'tabel1'; did you mean table1",
-    "shows: table6\nmodels: [a]\nbatches: 1, x\n": "e.yaml, line 3, field 'batches.1'",
     "shows: table3\nmodels: [a]\nhardware:\n  - {hardware: A, gpus: 0, gigabytes: 1}": "line 4, field 'hardware.0.gp",
     "shows: figure1\nmodels: [a]\nblock: 3\n": "line 3, unknown field 'block'",
-    "shows: table5\ndimensions: [0x0]": "field 'dimensions.0': expected",
     "shows: table5\ndimensions: [9999999]": "field 'dimensions.0': expected at most 131,072",
 }
 TRAINED = {  # of one of training runs
@@ -635,16 +536,11 @@ OPTIONS: list[Case] = [
 ]
 
 # What is typed where nothing is, and a pattern of the answer.
-EMPTY = ("text", "out", "model", "revision", "scheme", "device", "memory")
 REFUSED = {
-    f"trace nowhere/at/all {SMALL}": "model folder 'nowhere/at/all'",
     "training pocket/table1": "field 'runs' is missing",
     f"ablate {POCKET_MODEL} --seed -1": "seed is -1; expected a whole number from 0",
-    f"ablate {POCKET_MODEL} --seed {2**70}": f"seed is {2**70}; expected",
-    f"ablate {POCKET_MODEL} --controls 100000000": "100000000 controls; expected",
     f"plan {POCKET_MODEL} --cost -5%": "field 'cost': expected a share such as 5% or 0.05, got '-5%'",
     f"plan {POCKET_MODEL} --cost 1": "field 'cost': expected a share: 1 % is written 1% or 0.01",
-    f"trace {POCKET_MODEL} --tokens out.txt": "--tokens takes no value, got 'out.txt'",
     f"trace {POCKET_MODEL} --imatrix out.gguf": "--imatrix takes no value, got 'out.gguf'; --out names the folder",
     f"trace {__file__}": "test_door.py' is a file; expected a model folder or a GGUF file",
     f"trace {POCKET / 'gpt2-0.1m' / 'config.json'}": "config.json' is a file; expected its folder, '.*gpt2-0.1m'",
@@ -655,7 +551,6 @@ REFUSED = {
             ("gptq", "'gptq': a remedy stands behind its scheme: absmax.gptq"),
             ("absmax+llm.int8", "'absmax.llm.int8' has two schemes; expected one"),
             ("absmax+prefix", "'absmax.prefix': a prefix stands first: prefix.absmax"),
-            ("absmax+kv=int4", "'absmax.kv=int4' is a variant, not a scheme; use `python -m outliers.measure"),
         )
     },
     **{
@@ -663,17 +558,11 @@ REFUSED = {
         for options, answer in (
             ("--scheme fp32", "which quantizes no projection"),
             ("--instead fp32", "'fp32' in the place of 'absmax'"),
-            ("--instead absmax+smoothing", "without a calibration"),
-            ("--cost much", "expected a share such as 5%"),
-            ("--cost 0", "expected more than 0"),
             ("--export gguf", "unknown format of an export 'gguf'"),
-            ("--export bitsandbytes", "'bitsandbytes' cannot express scheme 'absmax'"),
         )
     },
-    f"{SWEEP} --draws 0": "field 'draws': expected more than 0, got '0'",
     f"{SWEEP} --block ten": "field 'block': expected a whole number, got 'ten'",
     f"{SWEEP} --draws 3 --dtype bfloat16": "3 draws in bfloat16.*expected float32 or 1 draw",
-    f"{SWEEP} --mask-seed 2": "leave --mask-seed out",
     f"{SWEEP} --mask-seeds 2": "leave --mask-seeds out",
     f"{SWEEP} --objective each": "leave --objective out",
     **{
@@ -686,19 +575,11 @@ REFUSED = {
     },
     "zeroshot pocket/bert-1.4m --task piqa-local": "is of the family 'masked'; expected a causal language model",
     "trace pocket/t5-1.9m --masks": "several stacks",
-    f"zeroshot --model {POCKET_MODEL} --task piqa-local --data no": "file 'no/piqa_valid.jsonl' does not exist",
-    f"memory {POCKET_MODEL} --headroom nan": "field 'headroom': .*finite number",
     f"memory {POCKET_MODEL} --gpu {'9' * 5000}x24": "hardware '9+.*'; expected a",
-    f"memory {POCKET_MODEL} --gpu 8xinf": "hardware '8xinf'; expected a number of GPUs",
     f"memory {POCKET_MODEL} --gpu 8x0": "field 'hardware.0.gigabytes': expected more than 0",
-    f"{SWEEP} --text a\udcffb": r"argument 'a\\udcffb' holds bytes that are no",
     f"{SWEEP} --out 'a\x1b[31mb'": r"argument 'a\\x1b\[31mb' holds bytes that",
-    "trace 'a\nb'": "argument 'a b' holds bytes that are no text",
-    f"trace {'m' * 300}": "field 'model': expected names of at most 255 bytes",
-    f"{SWEEP} --text {'t' * 300}.txt": "field 'text': expected names of at",
     f"{SWEEP} --text {'t/' * 3000}x.txt": "field 'text': expected names of at",
     f"sweep {'é' * 200}.yaml": "experiment file '.*' cannot be read",
-    f"{SWEEP} --scheme '  '": "unknown scheme '  '",
     f"{SWEEP} --modle x": "No such option: --modle",
     f"{SWEEP} --engine ray --device cuda:1": "device 'cuda:1' with engine 'ray', which chooses GPUs; expected",
     f"{SWEEP} --stream --device auto": "device 'auto' with --stream: a streamed model computes on one device; expected",
@@ -706,27 +587,16 @@ REFUSED = {
         f"measure {POCKET_MODEL} {SMALL} {options}": answer
         for options, answer in (
             ("--metric perplexty", "unknown metric 'perplexty'; did you mean perplexity"),
-            ("--variant 'zreo(3)'", "unknown variant 'zreo'; did you mean zero"),
-            ("--variant absmax+prefix", "'absmax.prefix': a prefix stands first: prefix.absmax"),
-            ("--variant kv=int4+absmax", "'kv=int4.absmax': a cache stands last: absmax.kv=int4"),
             ("--variant 'prefix(999999)'", "token 999999 in a prefix; expected ids below 4096, of the vocabulary"),
             ("--variant prefix=0", "'prefix=0' is not a prefix; expected prefix, prefix=2 or the ids of tokens"),
             ("--variant 'prefix(3)' --stream", r"prefix\(3\) in a streamed model; .* in memory: leave --stream out"),
             ("--variant kv=int4/layers=2", "in a model with 2 layers of keys; expected some of 0:2"),
-            ("--variant kv=int4/heads=1:3", "in a model with 2 heads of keys; expected some of 0:2"),
             ("--variant kv=bfp4/block=8", "blocks of 8 channels, which do not divide the 12 of a head"),
-            ("--variant kv=mxfp4", "blocks of 32 channels, which do not divide the 12 of a head"),
             ("--metric latency --prompt 16 --variant 'prefix(3)+kv=int4'", "generates behind a prefix in kv=int4"),
-            ("--variant 'zero(transformer.h.9.mlp.c_fc[0,0])'", "unknown weight 'transformer.h.9.mlp.c_fc'; did you"),
-            ("--variant 'absmax+zero(transformer.h.0.mlp.c_fc[999,0])'", "has the output 999; expected one of 0 to"),
-            ("--variant 'zero(3@layers.0.gate)'", "place 'layers.0.gate': layer 0 has no such reader of the residual"),
             ("--variant values=int4/before", "which no rotation changes; leave before out"),
-            ("--variant 'absmax+against(m)'", r"another model stands first: against\(m\).absmax"),
-            ("--variant alpha=4+llm.int8", "'alpha=4.llm.int8': an option stands behind its scheme: llm.int8.alpha=4"),
             ("--variant absmax+bitsandbytes", "'absmax.bitsandbytes' has two schemes"),
             ("--variant 'mean(3)'", r"'mean\(3\)' needs the mean of each feature over the text"),
             ("--metric top1 --draws 2", r"field 'draws' is a parameter of none of the requested metrics \(top1\)"),
-            ("--variant absmax+skip=nowhere", "unknown place in skip 'nowhere'"),
             ("--metric latency --prompt 33", "prompts of 33 tokens from 1 blocks of 32"),
             ("--metric zeroshot --stream", "zero-shot tasks of a streamed model; expected one in memory"),
             ("--variant bitsandbytes --stream", "bitsandbytes in a streamed model; expected one in memory"),
@@ -737,7 +607,6 @@ REFUSED = {
     "measure pocket/bert-1.4m --variant kv=int4": "a cache of keys and values of 'bert'; expected a causal",
     "measure pocket/bert-1.4m --variant 'prefix(3)'": "a prefix before what 'bert' reads; expected a causal language m",
     "measure pocket/gptj-1.7m --metric keys": "^queries, keys and values of 'gptj', whose attention cannot be replaced",
-    "origins pocket/gptj-1.7m --by keys": "^queries, keys and values of 'gptj', whose attention cannot be replaced",
     **{
         f"damage {POCKET_MODEL} {options}": answer
         for options, answer in (
@@ -752,91 +621,58 @@ REFUSED = {
         for options, answer in (
             ("--features 3 --positions 32", "position 32 in blocks of 32 tokens"),
             ("--by reader", "unknown part of the account 'reader'; did you mean readers"),
-            ("--feature 3 --place gate", "place 'gate': layer 0 has no such reader"),
         )
     },
     **{
         f"{SWEEP} --alpha {value}": "field 'alpha': expected a positive number"
-        for value in ("nan", "-inf", "1e400", "-0", "1e-50", "1e39")
+        for value in ("nan", "-0", "1e-50", "1e39")
     },
-    **{
-        f"{SWEEP} --stream --memory {value}": "field 'memory': "
-        for value in ("-1", "1e99GB", "²", "nan", f"{'9' * 5000}")
-    },
-    **{
-        f"ablate {POCKET_MODEL} --features {value} {SMALL}": answer
-        for value, answer in (
-            ("-1", "feature -1 is out of range"),
-            ("9" * 5000, "field 'features.0': "),
-        )
-    },
-    **dict.fromkeys((f"{SWEEP} --{option} ''" for option in EMPTY), r"an argument is empty \(''\)"),
+    **{f"{SWEEP} --stream --memory {value}": "field 'memory': " for value in ("-1", "nan", f"{'9' * 5000}")},
+    f"ablate {POCKET_MODEL} --features {'9' * 5000}": "field 'features.0': ",
+    f"{SWEEP} --revision ''": r"an argument is empty \(''\)",
 }
 
 MODELS = "--model pocket/gpt2-0.1m --model pocket/gpt2-0.5m"
 
 # What is typed where nothing is, and how the answer begins.
 TYPED = {
-    f"{SWEEP} --scheme zeropont": "unknown scheme 'zeropont'; did you mean zeropoint",
     f"{SWEEP} --text smaple": "unknown text 'smaple'; did you mean sample",
     f"{SWEEP} --text nowhere.jsonl": "text file 'nowhere.jsonl' does not exist",
     f"{SWEEP} --block 512": "blocks of 512 tokens are longer than the model's context of 256; use --block 256",
-    f"{SWEEP} --blocks 100000": "text 'sample' is too short",
     f"{SWEEP} --dtype int4": "field 'dtype': expected float32, float16 or bfloat16, got 'int4'",
-    f"{SWEEP} --device cuda:9": "device 'cuda:9' is not there",
-    f"{SWEEP} no-experiment": "unknown experiment 'no-experiment'",
     "trace pocket/gpt2-01m": "unknown model 'pocket/gpt2-01m'; did you mean pocket/gpt2-0.1m",
     "trace pocket/gpt2-0.1m --revision step1": "'pocket/gpt2-0.1m' is a local model and has no revision",
     "ablate pocket/gpt2-0.1m --features 3,x": "field 'features.1': expected the numbers of features, such as 3,17",
     f"{SWEEP} --scheme nf4": "unknown scheme 'nf4', which is not implemented; the nearest is w4-g64",
-    f"{SWEEP} --scheme Q4_K_M": "unknown scheme 'Q4_K_M', which is not implemented; the nearest is w4-g32",
     f"{SWEEP} --scheme smoothquant": "unknown scheme 'smoothquant'; here it is w8a8+smoothing=0.5",
     f"{SWEEP} --scheme bf16": "unknown scheme 'bf16', which is a dtype; expected fp32, with --dtype bfloat16",
     f"{SWEEP} --scheme xyz": "unknown scheme 'xyz'; nearest: mxfp4, flexq, mxint8 (docs/schemes.md lists all)",
     "sweep pocket/gpt2-0.1m --schemes absmax hadamard": "'hadamard' stands where a model does; a remedy stands",
-    "sweep absmax": "'absmax' stands where a model does; schemes are one option: --scheme fp32,absmax",
     "trace smollm2": "no model 'smollm2' is on this machine; did you mean smollm2-135m?",
     "trace Pocket/GPT2": "unknown model 'pocket/gpt2'; did you mean pocket/gpt2-1m or ",
     f"{SWEEP} --scheme ABSMX": "unknown scheme 'ABSMX'; did you mean absmax",
-    f"{SWEEP} --alpha x": "field 'alpha': expected a number, got 'x'",
     "sweep Absmax": "'Absmax' stands where a model does; schemes are one option",
-    "sweep smolm2-135m": "no model 'smolm2-135m' is on this machine; did you mean smollm2-135m?",
     "trace pocket/gpt2-0.1m --device mps": "device 'mps' is not supported; expected cpu, cuda, cuda:N or auto",
-    "ablate pocket/gpt2-0.1m --features ,": "field 'features'",
     "ablate pocket/gpt2-0.1m --drop experts": "'pocket/gpt2-0.1m' has no experts; expected a mixture of experts",
-    **{
-        f"measure pocket/mixtral-0.7m --metric perplexity --variant {variant}{how}": said
-        for how in ("", " --stream")
-        for variant, said in {
-            "drop(layers.2.experts.8)": "no expert 8 in layer 2 of this model; expected one of it: layers 0, 1, 2",
-            "zero(3@layers.2.experts.8.down)": "place 'layers.2.experts.8.down': no such expert; expected exp",
-            "zero(model.layers.2.mlp.experts.8.down_proj[1,2])": "unknown weight 'model.layers.2.mlp.experts.8.down",
-        }.items()
-    },
     "sweep --model pocket/mixtral-0.7m --scheme absmax --skip layers.1.experts.8": "skip has 'layers.1.experts.8', of",
     "ablate pocket/mixtral-0.7m --drop experts --features 3": "drop leaves out whole parts, which have no features",
     "ablate pocket/gpt2-0.1m --method men": "unknown method 'men'; did you mean mean",
-    "ablate pocket/gpt2-0.1m --where ffn_out": "unknown place 'ffn_out'; did you mean ffn_in",
     "ablate pocket/gpt2-0.1m --controls 3": "3 controls; expected at least 10",
     f"emergence {MODELS} --revisions a,b": "revisions of 2 models; expected revisions of one model",
     "trace": "no model is named; expected one, such as `python -m outliers.trace pocket/gpt2-1.7m`",
+    "anatomy": "no model is named; expected some, such as `outliers anatomy smollm2-135m`",
+    "anatomy clap": "unknown architecture 'clap': transformers makes no",
     "trace a --model b": "trace takes one model, got 2: a, b; run it once for each model",
     "latency pocket/gpt2-0.1m --batch 1,0": "field 'batches.1': expected more than 0, got '0'",
-    "latency pocket/gpt2-0.1m --prompt 512": "prompts of 512 tokens and 32 generated ones exceed the model's context",
-    "latency pocket/gpt2-0.1m --scheme fp32,int8": "unknown scheme 'int8'; here it is llm.int8",
     "sweep ,": "no model is named; expected some",
     "sweep pocket/tabel1": "unknown experiment 'pocket/tabel1'; did you mean pocket/table1",
     "sweep pocket": "unknown experiment 'pocket'; did you mean pocket/",
     "latency gpt2 --model pocket/gpt2-0.1m": "unknown experiment 'gpt2'",
     "training": "no experiment is named; expected one, such as `python -m outliers.training training/causes`",
     "training causes": "unknown experiment 'causes'; did you mean training/causes",
-    "training training/causes": "text file 'c4_en_1000.jsonl' does not exist; expected the first 1,000 rows of C4",
     "training training/table10": "text file 'wikitext2_train.txt.gz' does not exist; expected WikiText-2",
-    "training training/causes --runs x": "No such option: --runs",
-    "memory --gpu 0x24": "field 'hardware.0.gpus': expected more than 0, got 0",
     "trace 'a b c'": "unknown model 'a b c'",
     "memory ./nowhere": "model folder './nowhere' does not exist",
-    "memory pocket/gpt2-0.1m --gpus ,": "field 'hardware': expected at least 1, got",
     "report pocket/table1 pocket/nothing": "unknown model 'pocket/nothing'",
     "report pocke": "unknown experiment 'pocke'; did you mean pocket",
     "report mine.yaml": "experiment file 'mine.yaml' does not exist",
@@ -860,13 +696,10 @@ def written(folder: Path) -> dict:
     return {path: path.is_dir() or path.lstat().st_mtime_ns for path in folder.rglob("*")}
 
 
-# Cases that show as weights are read.
+# Cases that show as weights are read, once there is a folder of results.
 OF_WEIGHTS = {
-    *("weights that are empty", "weights outside by name", "a narrower tensor", "a tensor of one number"),
-    *("a tensor of whole numbers", "a tensor of eight bits", "a tensor of nan", "a tensor that is missing"),
-    *("an expert that is missing", "an expert of another shape"),
-    *("a tensor by two names", "weights of gptq", "weights of awq", "weights of bitsandbytes"),
-    *("weights of fp8", "weights of hqq"),
+    *("weights that are empty", "weights outside by name", "a narrower tensor", "a tensor of whole numbers"),
+    *("a tensor of nan", "a tensor that is missing", "a tensor by two names", "weights of gptq"),
 }
 
 
@@ -876,15 +709,9 @@ def test_one_line(monkeypatch, capsys, tmp_path, case):
     case.make(tmp_path)
     before = written(tmp_path)
     command, *arguments = shlex.split(case.typed)
-    if case.what.removesuffix(", served") in OF_WEIGHTS:  # which show once there is a folder of results
-        with answer_within(SECONDS):
-            code, _, said = call(monkeypatch, capsys, *arguments, command=command)
-        assert (code, said.count("\n"), said.startswith("error: ")) == (2, 1, True), said
-        assert re.search(case.answer, said), said
-        return
     said = refused(monkeypatch, capsys, *arguments, command=command)
     assert re.search(case.answer, said), said
-    assert written(tmp_path) == before, "something was left behind, or written anew"
+    assert case.what in OF_WEIGHTS or written(tmp_path) == before, "something was left behind, or written anew"
 
 
 # ---- every field of every experiment -------------------------------------------------------------------------------
@@ -952,12 +779,9 @@ ALL = "--memory 4GB --calibration-blocks 2 --skip ffn_out --alpha 5"
     ("line", "said"),
     [
         (f"sweep --model {POCKET_MODEL} {ALL} --scheme fp32", {"memory", "calibration-blocks", "skip", "alpha"}),
-        (f"sweep --model {POCKET_MODEL} {ALL} --scheme absmax", {"memory", "calibration-blocks", "alpha"}),
         (f"sweep --model {POCKET_MODEL} {ALL} --scheme llm.int8+smoothing=0.5 --stream", set()),
-        (f"sweep --model {POCKET_MODEL} --transform none --skip none --scheme fp32", set()),
         (f"trace {POCKET_MODEL} --alpha 5", set()),
-        (f"origins {POCKET_MODEL} --by weights --places q", {"places"}),
-        (f"damage {POCKET_MODEL} --by error --alpha 5 --scheme absmax", {"alpha"}),
+        (f"origins {POCKET_MODEL} --by weights --places q --neurons 3", {"places", "neurons"}),
     ],
 )
 def test_options_without_effect(monkeypatch, capsys, tmp_path, line, said):

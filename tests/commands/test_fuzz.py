@@ -29,15 +29,3 @@ def test_damage_is_read_or_refused(tmp_path, name):
 def test_a_message_is_one_line_that_a_terminal_prints():
     assert str(UserError("a\nb \x1b[2J \ud800 é␣")) == r"a b \x1b[2J \ud800 é␣"
     assert len(str(UserError("x" * 10_000))) < 1000
-
-
-def test_failures_are_seen(monkeypatch, capsys, tmp_path):
-    def read(_folder, choose):
-        if choose.random() < 0.5:
-            raise UserError("no")
-        raise KeyError("model")
-
-    monkeypatch.setitem(fuzz.TARGETS, "text", fuzz.TARGETS["text"]._replace(read=read))
-    sound = fuzz.sound_folder("text", tmp_path / "sound")
-    outcomes = {fuzz.try_case("text", number, sound, tmp_path / "case")[0] for number in range(20)}
-    assert outcomes == {"refused", "failed"}
