@@ -46,21 +46,11 @@ def build(case: str):
 
 
 @torch.no_grad()
-def plant_weight(model, case: str) -> None:
-    """Let unit 7 of the second layer be large, and one weight carry it into feature 5."""
-    if case == "gpt2":
-        of_layer = model.transformer.h[1].mlp
-        of_layer.c_fc.bias[UNIT] = 100
-        of_layer.c_proj.weight[UNIT, FEATURE] = 5
-    elif case == "opt":
-        of_layer = model.model.decoder.layers[1]
-        of_layer.fc1.bias[UNIT] = 100
-        of_layer.fc2.weight[FEATURE, UNIT] = 5
-    else:
-        of_layer = model.model.layers[1].mlp
-        of_layer.gate_proj.weight[UNIT] *= 300
-        of_layer.up_proj.weight[UNIT] *= 300
-        of_layer.down_proj.weight[FEATURE, UNIT] = 5
+def plant_weight(model) -> None:
+    """Let unit 7 of the second layer of an OPT be large, and one weight carry it into feature 5."""
+    of_layer = model.model.decoder.layers[1]
+    of_layer.fc1.bias[UNIT] = 100
+    of_layer.fc2.weight[FEATURE, UNIT] = 5
 
 
 @torch.no_grad()
@@ -87,10 +77,9 @@ def planted(tmp_path_factory) -> dict[str, Path]:
     """Folders of models with and without plants."""
     folder = tmp_path_factory.mktemp("planted")
     found = {"plain": save(build("gpt2"), folder / "plain")}
-    for case in ("gpt2", "opt", "llama"):
-        model = build(case)
-        plant_weight(model, case)
-        found[f"weight-{case}"] = save(model, folder / f"weight-{case}")
+    weighted = build("opt")
+    plant_weight(weighted)
+    found["weight"] = save(weighted, folder / "weight")
     position = build("gpt2")
     plant_position(position)
     found["position"] = save(position, folder / "position")
@@ -115,24 +104,18 @@ def weight(layer: int, output: int, input: int) -> list[dict]:
 BOTH = "layer=0..1"
 MASSIVE, PICTURES = number("residual.massive", "value", "1..", BOTH), {"block": "", "text": ""}
 CASES = {
-    "weight-gpt2": [(weight(1, FEATURE, UNIT), True), (weight(1, FEATURE, UNIT + 1), False)],
-    "weight-llama": [(weight(1, FEATURE, UNIT), True), (weight(1, FEATURE, UNIT + 1), False)],
-    "weight-opt": [
+    "weight": [
         (weight(1, FEATURE, UNIT), True),
         (weight(1, FEATURE, UNIT)[:1], True),  # a whole row
         (weight(1, FEATURE + 1, UNIT), False),
-        (weight(0, FEATURE, UNIT), False),
         (weight(9, FEATURE, UNIT), False),
     ],
     "position": [
         ([MASSIVE, number("residual.max", "feature", FEATURE, BOTH)], True),
-        ([MASSIVE, number("residual.max", "position", 0, BOTH)], True),
         ([number("residual.max", "value", LARGE, BOTH, "10%")], True),
         ([number("residual.max", "value", f"{LARGE / 2}..{LARGE / 1.5}", BOTH, "10%")], False),
         ([MASSIVE, number("residual.max", "feature", FEATURE + 1, BOTH)], False),
         ([number("residual.max", "feature", f"{FEATURE} {FEATURE + 1}", BOTH)], True),
-        ([number("residual.max", "position", 1, BOTH)], False),
-        ([number("residual.massive", "value", 0)], False),
         ([number("attention_sink.share", "value", 0.97, "position=0", "0.05")], True),
         ([number("attention_sink.share", "value", 0.4, "position=0", "0.05")], False),
         ([number("attention_sink.share", "value", 0.5, "position=40", "0.05")], False),
@@ -178,14 +161,14 @@ def test_perplexities(planted, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model", "lines", "reason"),
+    ("fields", "reason"),
     [
-        ("plain", [MASSIVE | {"block": 512}], "blocks of 512 tokens are longer than the model's context of 64"),
-        ("plain", [MASSIVE | {"cell": "perplexity", "text": "nothing"}], "unknown text 'nothing'"),
+        ({"block": 512}, "blocks of 512 tokens are longer than the model's context of 64"),
+        ({"cell": "perplexity", "text": "nothing"}, "unknown text 'nothing'"),
     ],
 )
-def test_what_cannot_be_run(planted, tmp_path, model, lines, reason):
-    (found,) = verdicts(planted[model], tmp_path, lines)
+def test_what_cannot_be_run(planted, tmp_path, fields, reason):
+    (found,) = verdicts(planted["plain"], tmp_path, [MASSIVE | fields])
     assert (found.agreement, found.row) == ("not run", None)
     assert reason in found.reason
 
@@ -215,7 +198,7 @@ def test_what_is_no_file_of_facts(tmp_path, content):
 
 def test_a_page_of_a_model(planted, tmp_path, monkeypatch, capsys):
     """Drawn again it is the same, though nothing is measured."""
-    folder = planted["weight-opt"]
+    folder = planted["weight"]
     both = (weight(1, FEATURE, UNIT), "1[5, 7]"), (weight(1, FEATURE + 1, UNIT), "1[6, 7]")
     lines = [line | {"fact": f"super weight {at}"} for lines, at in both for line in lines]
     file = write_facts(tmp_path, folder.name, *lines)
@@ -271,20 +254,10 @@ def test_what_stands_in_the_files():
         return {fact.words for fact in facts_of(facts, [model])}
 
     assert "super weight 2[3968, 7003]" in said("huggyllama/llama-7b")
-    assert "super weights 1[1764, 1710] and 2[1764, 8041]" in said("allenai/OLMo-1B-0724-hf")
     assert {"super weight 1[2070, 7310]", "row 1[2070, :]"} <= said("mistralai/Mistral-7B-v0.1")
     assert "massive activations in layers 2 to 9, feature 447 at position 0, 2,480 to 3,024" in said("gpt2")
     assert {"perplexity on wikitext2 30.22", "perplexity on wikitext2 30.21, massive activations zero"} <= said("gpt2")
-    assert "outlier features 138, 378 and 447 (position 0)" in said("gpt2")
-    assert "no massive activation" in said("allenai/OLMo-2-1124-7B")
-    assert "row 11[507, :]" in said("smollm2-135m")
-    systems = ("5.70, QoQ W4A8KV4, groups of 128", "5.75, QoQ W4A8KV4", "5.73, FMPQ W4AxKV4")
-    assert {f"perplexity on wikitext2 {one}" for one in systems} <= said("meta-llama/Llama-2-7b-hf")
-    assert "perplexity on wikitext2 7.06, FireQ" in said("meta-llama/Meta-Llama-3-8B")
-    assert {f"outlier features 308 and 381 ({by})" for by in ("layer norm", "llm.int8")} <= said("bert-base-uncased")
-    assert "outlier features 77 and 588 (layer norm)" in said("FacebookAI/roberta-base")
     assert said("facebook/dinov2-giant") == {"2.4 % of the positions have a norm above 150 after the last layer"}
-    assert said("facebook/dino-vitb16") == {"0 % of the positions have a norm above 150 after the last layer"}
 
 
 @needs_smollm2
