@@ -24,9 +24,8 @@ import outliers
 from outliers.commands.sweep import Sweep
 from outliers.config import files
 from outliers.config.files import make_experiment, read_experiment
-from outliers.models import anatomy
+from outliers.models import anatomy, plugins
 from outliers.models.names import POCKET
-from outliers.quantization.schemes import get_scheme
 from tests.conftest import LLAMA, ROOT, read
 from tests.gguf_files import save_gguf
 from tests.pages import test_docs
@@ -96,21 +95,6 @@ def test_a_line_says_what_it_needs(block):
     for line in lines(block):
         assert line.says == line.needs, line.typed
         assert line.typed.startswith("python -m outliers") or line.typed.split()[0] in OTHERS, line.typed
-
-
-@pytest.mark.parametrize(
-    ("block", "says"),
-    [
-        (
-            "# needs the hub and a GPU\na\nb  # as it is\n# these need neither\nc\n",
-            [{"the hub", "a GPU"}] * 2 + [set()],
-        ),
-        ("a  # needs the hub\nb\n", [{"the hub"}, set()]),
-        ("a  # on an NVIDIA GPU\n", [{"a GPU"}]),
-    ],
-)
-def test_what_is_said_of_a_line(block, says):
-    assert [line.says for line in lines(block)] == says
 
 
 # What is run in the place of what is typed
@@ -242,30 +226,19 @@ def test_the_experiment_file_is_one_and_says_what_it_needs(tmp_path):
     assert (spec.models, spec.blocks, spec.device) == (["gpt2", "gpt2-medium"], 64, "cuda")
 
 
-@pytest.mark.parametrize("block", blocks_of("toml"))
-def test_an_entry_point_installs_what_it_names(block, install, monkeypatch):
-    ((group, entries),) = tomllib.loads(block)["project"]["entry-points"].items()
-    ((entry, place),) = entries.items()
-    module, name = place.split(":")
-    code, named = {
-        "outliers.schemes": (
-            f"import outliers\n{name} = [outliers.Scheme('of-a-page', outliers.Quantizer('int8', 'row'), None)]\n",
-            lambda: get_scheme("of-a-page").name,
-        ),
-        "outliers.families": (
-            "from dataclasses import replace\nfrom outliers.models.anatomy.causal import CAUSAL\n"
-            f"{name} = replace(CAUSAL, name='of-a-page', kinds=['of-a-page'])\n",
-            lambda: (
-                anatomy.family_of(
-                    SimpleNamespace(model_type="of-a-page", is_encoder_decoder=False, architectures=None)
-                ).name
-            ),
-        ),
-    }[group]
-    monkeypatch.setitem(anatomy.FAMILIES, "of-a-page", None)  # what is added goes with the test
-    del anatomy.FAMILIES["of-a-page"]
-    install(module, code, f"{entry} = {place}", group)
-    assert named() == "of-a-page"
+def test_entry_points_are_of_groups_that_are_read(install, monkeypatch):
+    """A plugin of schemes is installed in `quantization/test_schemes.py`; one of families here."""
+    shown = [tomllib.loads(block.values[0])["project"]["entry-points"] for block in blocks_of("toml")]
+    assert sorted(group for groups in shown for group in groups) == ["outliers.families", plugins.SCHEMES]
+    code = """
+from dataclasses import replace
+from outliers.models.anatomy.causal import CAUSAL
+BACKWARD = replace(CAUSAL, name="of-a-page", kinds=["of-a-page"])
+"""
+    install("my_package", code, "backward = my_package:BACKWARD", "outliers.families")
+    monkeypatch.setattr(anatomy, "FAMILIES", dict(anatomy.FAMILIES))  # what is added goes with the test
+    config = SimpleNamespace(model_type="of-a-page", is_encoder_decoder=False, architectures=None)
+    assert anatomy.family_of(config).name == "of-a-page"
 
 
 # Commands elsewhere: in the help of a command, on the card of a model, in the words of a notebook

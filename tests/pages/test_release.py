@@ -73,36 +73,6 @@ def test_a_wheel_that_differs_is_noticed(distributions, monkeypatch, constants):
 
 
 @needs_distributions
-@pytest.mark.parametrize(
-    "path",
-    [
-        "outlier_kernels/triton/product.py",
-        "outlier_kernels/py.typed",
-        "outliers/__init__.pyi",
-        "outliers/experiments/pocket/table1.yaml",
-        "outliers/models/pocket/gpt2-5.9m/model.safetensors",
-        "outliers/published/facts.csv",
-        "outliers/published/sources.csv",
-        "outliers/plot/__init__.pyi",
-        "outliers/py.typed",
-        "outliers/show/explorer.js",
-        "outliers/show/plotly.js.gz",
-        "outliers/show/page.html",
-        "outliers/text/sample.jsonl",
-        "outliers/text/tasks/data/piqa_valid.jsonl",
-        "outliers/published/table1.csv",
-    ],
-)
-def test_what_comes_along(distributions, path):
-    assert path in release.in_wheel(distributions[0])
-
-
-@needs_distributions
-def test_a_wheel_holds_two_packages_alone(distributions):
-    assert {path.partition("/")[0] for path in release.in_wheel(distributions[0])} == {"outliers", "outlier_kernels"}
-
-
-@needs_distributions
 def test_a_wheel_runs_outside_of_the_clone(distributions, tmp_path):
     """Without anything of the clone; the libraries are those of this environment."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target"]
@@ -168,7 +138,3 @@ def test_a_public_name_says_its_types(name):
 def test_type_checkers_see_every_public_name():
     used = {node.attr for node in ast.walk(ast.parse(read("tests/typed_use.py"))) if isinstance(node, ast.Attribute)}
     assert set(outliers.__all__) - used == set()
-
-
-def test_continuous_integration_checks_types():
-    assert "make types" in read(".ci/run").splitlines()

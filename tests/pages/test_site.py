@@ -19,8 +19,7 @@ pytest.importorskip("furo", reason="the extra `docs` is not installed")
 pytestmark = pytest.mark.nightly("docs/")
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "docs" / "extensions"))
-import navigation  # noqa: E402, the extensions are no package
-import notebook_pages  # noqa: E402
+import notebook_pages  # noqa: E402, the extensions are no package
 import public_names  # noqa: E402
 
 
@@ -117,28 +116,6 @@ def test_every_option_of_a_command_is_on_its_page(site, name):
 
 def test_the_index_is_the_readme(site):
     assert page(site, "index").text == page(site, "README").text
-
-
-def test_the_menu_is_in_the_order_of_the_readme():
-    table = "| | |\n|---|---|\n| Concepts | [b](docs/b.md) |\n| How to | [a](docs/a.md), [no](docs/no.md) |"
-    pages = {
-        "README",
-        "docs/a",
-        "docs/b",
-        "docs/c",
-        "notebooks/1",
-        "docs/reference/text",
-        "docs/reference/commands/get",
-    }
-    assert navigation.captions(f"See [c](docs/c.md).\n\n{table}", pages) == {
-        "Concepts": ["docs/b"],
-        "How to": ["docs/a"],
-        "Notebooks": ["notebooks/1"],
-        "Commands": ["docs/reference/commands/get"],
-        "Python": ["docs/reference/text"],
-        "Models and data": [],
-        "About": ["docs/c"],
-    }
 
 
 def test_a_notebook_as_a_page():

@@ -1,30 +1,19 @@
 """The three tiers of the tests, what thins them, and the mistakes by which they are judged."""
 
 import ast
-import itertools
 import os
 import re
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from tests import conftest
-from tests.conftest import ROOT, SLOW, TORCHLESS, changed_since, pairwise, read
+from tests.conftest import ROOT, SLOW, TORCHLESS, changed_since, read
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import mutations
-
-
-@pytest.mark.parametrize("sizes", [(3, 2), (7, 6, 4, 3), (1, 5, 2)], ids=str)
-def test_any_two_values_of_two_axes_meet(sizes):
-    chosen = pairwise("a b c d"[: 2 * len(sizes) - 1], *map(range, sizes)).args[1]
-    for (one, few), (other, many) in itertools.combinations(enumerate(sizes), 2):
-        assert {(values[one], values[other]) for values in chosen} == set(itertools.product(range(few), range(many)))
-    largest, second = sorted(sizes)[:-3:-1]
-    assert len(chosen) <= 1.2 * largest * second, "not many more than two axes alone need"
 
 
 def test_continuous_integration_runs_what_make_test_leaves():
@@ -57,16 +46,6 @@ def test_what_needs_no_torch_runs_without_it():
     assert tests[1] and not tests[0] & tests[1]
     with pytest.raises(conftest.TorchError, match="import it later"):
         conftest.NoTorch().find_spec("torch")
-
-
-def test_rooms_that_changed_come_first_and_then_those_below(monkeypatch, constants):
-    monkeypatch.setattr(conftest, "changed_files", lambda commit: ["outliers/subjects/causal.py", "README.md"])
-    constants("tests.conftest", SECONDS={"tests/views/test_b.py": 9})
-    files = ["tests/text/test_a.py", "tests/views/test_a.py", "tests/views/test_b.py", "tests/subjects/test_a.py"]
-    items = [SimpleNamespace(nodeid=f"{file}::test") for file in files]
-    assert [item.nodeid[6:-9] for item in sorted(items, key=conftest.turn(None))] == [
-        *("subjects/test_a", "views/test_b", "views/test_a", "text/test_a")
-    ]
 
 
 def test_what_is_nightly_runs_where_its_files_changed():

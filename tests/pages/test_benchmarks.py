@@ -1,4 +1,4 @@
-"""The benchmark of the kernels: never how fast they are, but that the right things are timed, named and written."""
+"""The benchmarks of kernels and of commands: that the right things are timed and written."""
 
 import sys
 
@@ -8,11 +8,12 @@ import torch
 
 from outliers.metrics.linear_layer import ways
 from outliers.published.numbers import numbers_of
-from tests.conftest import ROOT
+from tests.conftest import ROOT, read
 from tests.small_models import needs_int8_units
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import commands
 import linear_layer
 
 from tests.typed import type_words
@@ -25,11 +26,8 @@ PASSES = ["feature extremes", "absmax codes", "finish packed"]
     ("name", "units", "expected"),
     [
         ("Intel(R) Xeon(R) Processor, 2 cores", "amx", "intel-xeon-amx"),
-        ("Intel(R) Xeon(R) Processor, 64 cores", "amx", "intel-xeon-amx"),
         ("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz, 8 cores", "amx", "intel-xeon-platinum-8481c-amx"),
-        ("AMD EPYC 9R14 96-Core Processor, 2 cores", "avx512-vnni", "amd-epyc-9r14-avx512-vnni"),
         ("AMD Ryzen 7 7840U w/ Radeon 780M Graphics, 16 cores", "avx512-vnni", "amd-ryzen-7-7840u-avx512-vnni"),
-        ("AMD Ryzen 5 2400G with Radeon Vega Graphics, 8 cores", "avx2", "amd-ryzen-5-2400g-avx2"),
         ("AMD Ryzen 9 5950X Sixteen-Core Processor, 4 cores", "avx2", "amd-ryzen-9-5950x-avx2"),
         ("aarch64, 4 cores", None, "aarch64"),
         ("NVIDIA H100 80GB HBM3", None, "nvidia-h100-80gb-hbm3"),
@@ -145,3 +143,25 @@ def test_shapes_are_those_of_the_papers_table_and_others():
     dimensions = {features for tokens, features, outputs in linear_layer.SHAPES if outputs == 4 * features}
     published = {int(dimension) for _, dimension in numbers_of("table5", ("way", "dimension"))}
     assert published == dimensions
+
+
+# Commands
+
+
+@pytest.mark.parametrize(
+    ("drawn", "least", "most"),
+    [
+        ("12%|#  | 0:12, about 50 s to 2 min left", 50, 120),
+        ("about 3 to 8 min left\r 40%|##", 180, 480),
+        ("about 9 min left, then about 1.5 h left", 5400, 5400),
+    ],
+)
+def test_the_last_forecast_counts(drawn, least, most):
+    assert commands.forecast_in(drawn, 10.0) == (10.0, 10.0 + least, 10.0 + most)
+    assert commands.forecast_in("loading: 0:02", 2.0) is None
+
+
+def test_readme_types_the_commands_that_are_timed():
+    for name, arguments in list(commands.COMMANDS.items())[1:]:
+        assert f"python -m outliers.{' '.join(arguments)}" in read("README.md"), name
+    assert " ".join(commands.COMMANDS["make sweep"][1:]) in read("Makefile")
