@@ -226,13 +226,6 @@ def test_a_tokenizer_without_tokens_ends(short):
         in_pieces(itertools.repeat("words"), silent)
 
 
-def test_a_tokenizer_that_fails():
-    """One without a token for what it does not know."""
-    narrow = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="<unk>")))
-    with pytest.raises(UserError, match=r"tokenizer cannot split the text \(WordLevel error: Missing \[UNK\] token"):
-        in_pieces(["words"], narrow)
-
-
 @pytest.mark.parametrize("parts", [("a" * 420, "\r\n" * 400, "<unk>"), ("a" * 420, "<unk>", " " * 900)])
 def test_a_special_token_may_swallow_blanks_of_other_pieces(short, parts):
     tokenizer = tokenizer_of("byt5, in Python")

@@ -4,8 +4,6 @@ import collections
 import gzip
 import itertools
 import json
-import subprocess
-import sys
 
 import datasets
 import numpy as np
@@ -19,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from outliers import Sweep, UserError, load_tokenizer, sweep
 from outliers.commands.trace import Tracing
 from outliers.text.blocks import find_text, load_text, tokens_hash, unpad
-from outliers.text.documents import read_file, sample
+from outliers.text.documents import read_file
 from outliers.text.given import text_name
 from outliers.text.tokens import LONGEST, visible_token
 from tests.conftest import C4, STORIES, needs_shared
@@ -33,15 +31,14 @@ def tokenizer():
 
 @pytest.fixture
 def documents(tmp_path):
-    """Two short documents in every kind of file."""
+    """Two short documents in every kind of file; one is compressed in members that follow each other."""
     texts = ["The first document.\nTwo lines.", "The second."]
     rows = "".join(json.dumps({"text": text, "url": "x"}) + "\n" for text in texts)
     (tmp_path / "a.txt").write_text(texts[0])
     (tmp_path / "a.jsonl").write_text(rows)
-    with gzip.open(tmp_path / "a.txt.gz", "wt") as file:
-        file.write(texts[0])
-    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
-        file.write(rows)
+    members = [gzip.compress(part.encode()) for part in (texts[0][:5], "", texts[0][5:])]
+    (tmp_path / "a.txt.gz").write_bytes(b"".join(members) + bytes(100))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
     return tmp_path, texts
 
 
@@ -83,14 +80,6 @@ def test_blocks_that_begin_with_the_first_token(documents, tokenizer):
         load_text(str(folder / "a.jsonl"), tokenizer, 4, 2, bos=True)
 
 
-def test_sample_is_large_and_varied(tokenizer):
-    documents = sample()
-    assert sum(len(document.encode()) for document in documents) >= 60_000
-    assert len(set(documents)) == len(documents) >= 80
-    blocks = load_text("sample", tokenizer, 256, 64)
-    assert blocks.shape == (64, 256)
-
-
 def test_hash_depends_on_ids_and_shape():
     blocks = torch.arange(12).view(3, 4)
     hashes = {tokens_hash(blocks), tokens_hash(blocks.view(4, 3)), tokens_hash(blocks + 1), tokens_hash(blocks.clone())}
@@ -104,8 +93,6 @@ LONG = "One long document of words, which has enough of them. "
     ("name", "content"),
     [
         ("blank lines at the end", b'{"text": "%s"}\n\n \r\n\n'),
-        ("no end of the last line", b'{"text": "%s"}'),
-        ("ends of lines as on Windows", b'{"text": "%s"}\r\n{"text": "x"}\r\n'),
         ("ends of lines as on old Macs", b'{"text": "%s"}\r{"text": "x"}\r'),
         ("a torn row after it", b'{"text": "%s"}\n{"tex'),
         ("half a surrogate pair elsewhere", b'{"url": "\\ud800", "text": "%s"}\n'),
@@ -125,7 +112,6 @@ def test_rows_that_are_read(tmp_path, tokenizer, name, content):
         "One\r\ntwo\rthree\n\r\n",
         "One\u2028two\x85three\x0bfour\x1cfive\n",
         "A mark \ufeff in the middle\0 and nothing.\n",
-        "One<|endoftext|> two <|endoftext|>",
         "\n\n\nBlank lines.\n\n\n",
         "",
     ],
@@ -138,18 +124,6 @@ def test_characters_stay(tmp_path, text):
     assert read_file(tmp_path / "a.jsonl") == [text]
 
 
-def test_special_tokens_in_a_text_are_special(tmp_path, tokenizer):
-    (tmp_path / "a.txt").write_text("One<|endoftext|> two")
-    assert load_text(str(tmp_path / "a.txt"), tokenizer, 2, 1).max() > 0
-    assert tokenizer.eos_token_id in load_text(str(tmp_path / "a.txt"), tokenizer, 4, 1)
-
-
-def test_compressed_members_follow_each_other(tmp_path):
-    members = [gzip.compress(part) for part in (b"One t", b"wo\n", b"", b"three")]
-    (tmp_path / "a.txt.gz").write_bytes(b"".join(members) + bytes(100))
-    assert read_file(tmp_path / "a.txt.gz") == ["One two\nthree"]
-
-
 def test_documents_without_tokens_end(tmp_path, tokenizer):
     tokenizer = load_tokenizer("pocket/gpt2-0.5m")
     tokenizer.eos_token = None
@@ -158,44 +132,21 @@ def test_documents_without_tokens_end(tmp_path, tokenizer):
         load_text(str(tmp_path / "a.jsonl"), tokenizer, 8, 1)
 
 
-MEMORY = """
-import resource, sys
-from outliers.models.load import load_tokenizer
-from outliers.text.blocks import load_text, tokens_hash
-tokenizer = load_tokenizer("pocket/gpt2-0.1m")
-load_text("sample", tokenizer, 64, 1)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-for path in sys.argv[1:]:
-    print(tokens_hash(load_text(path, tokenizer, 64, 4)))
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
-"""
-
-
-@pytest.mark.nightly("outliers/text/")
-def test_memory_does_not_grow_with_the_file(tmp_path):
-    """16 MB of text, which took 2 GB as one document."""
-    text = "\n".join(sample())
-    text = text * (2**24 // len(text))
-    (tmp_path / "a.txt").write_text(text)
-    (tmp_path / "small.txt").write_text(text[: 2**18])
-    with (tmp_path / "a.jsonl").open("w") as file:
-        file.writelines(json.dumps({"text": text[at : at + 10_000]}) + "\n" for at in range(0, len(text), 10_000))
-    paths = [str(tmp_path / name) for name in ("a.txt", "small.txt", "a.jsonl")]
-    command = [sys.executable, "-c", MEMORY, *paths]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    *hashes, growth = done.stdout.split()
-    assert hashes[0] == hashes[1] == hashes[2]
-    assert int(growth) < 300, "MB"
-
-
-TOO_FEW, TOO_MANY = "at least 1 block of at least 2 tokens", "at most 1,073,741,824 tokens in all"
+def test_a_file_is_read_as_far_as_needed(tmp_path, tokenizer, constants):
+    """So that the memory of a text does not grow with its file."""
+    constants("outliers.text.pieces", PIECE=256, LONGEST=16 * 256)
+    (tmp_path / "a.txt").write_bytes(b"Words of one line.\n" * 200 + b"\xff")
+    assert load_text(tmp_path / "a.txt", tokenizer, 8, 4).shape == (4, 8)
+    with pytest.raises(UserError, match="line 201 of text file"):
+        load_text(tmp_path / "a.txt", tokenizer, 8, 1000)
 
 
 @pytest.mark.parametrize(
     ("block", "blocks", "expected"),
     [
-        *((1, 4, TOO_FEW), (0, 4, TOO_FEW), (8, 0, TOO_FEW), (8, -1, TOO_FEW)),
-        *((10**9, 10**9, TOO_MANY), (2, 2**30, TOO_MANY), (8, 10**40, TOO_MANY)),
+        (1, 4, "at least 1 block of at least 2 tokens"),
+        (8, 0, "at least 1 block of at least 2 tokens"),
+        (2, 2**30, "at most 1,073,741,824 tokens in all"),
     ],
 )
 def test_sizes_out_of_range(tokenizer, block, blocks, expected):
@@ -204,20 +155,9 @@ def test_sizes_out_of_range(tokenizer, block, blocks, expected):
 
 
 def test_hub_texts_are_asked_for_as_defined(monkeypatch, lacking, tokenizer):
-    asked = []
-
-    def load_dataset(*args, **keywords):
-        asked.append((args, keywords))
-        return Rows({"text": ["one line of text ", "another one"]})
-
-    class Rows(dict):
-        """Rows by iteration, columns by name, as a data set has them."""
-
-        def __iter__(self):
-            return iter([{"text": text} for text in self["text"]])
-
+    asked, data = [], datasets.Dataset.from_dict({"text": ["one line of text ", "another one"]})
     lacking("huggingface_hub.HfApi.dataset_info")
-    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    monkeypatch.setattr("datasets.load_dataset", lambda *args, **keywords: asked.append((args, keywords)) or data)
     c4 = load_text("c4", tokenizer, 4, 1)
     wikitext = load_text("wikitext2", tokenizer, 4, 1)
     assert asked == [
@@ -235,7 +175,6 @@ DOCUMENTS = ["One document of mine.", "", "Another one,\nin two lines.", "The th
     ("text", "name"),
     [
         (DOCUMENTS, "list of 12 documents"),
-        (tuple(DOCUMENTS), "tuple of 12 documents"),
         (collections.UserList(DOCUMENTS), "UserList of 12 documents"),
         (datasets.Dataset.from_dict({"text": DOCUMENTS, "id": range(12)}), "Dataset of 12 rows"),
         (datasets.Dataset.from_dict({"text": DOCUMENTS}).to_iterable_dataset(), "IterableDataset of rows"),
@@ -259,14 +198,9 @@ def test_documents_of_ones_own(tokenizer, tmp_path, text, name):
 
 
 def test_no_more_documents_are_read_than_are_needed(tokenizer):
-    def endless():
-        while True:
-            seen.append(1)
-            yield DOCUMENTS[0]
-
-    seen = []
-    assert load_text(endless(), tokenizer, 8, 2).shape == (2, 8)
-    assert len(seen) < 20
+    documents = iter(DOCUMENTS)
+    assert load_text(documents, tokenizer, 8, 2).shape == (2, 8)
+    assert len(list(documents)) >= len(DOCUMENTS) // 2, "which are left"
 
 
 def test_a_column_of_ones_own(tokenizer):
@@ -305,11 +239,9 @@ def test_token_ids_of_ones_own(tokenizer):
         ({"train": []}, "text is {'train': .* of type dict; expected a name, a path, an iterable of documents, one"),
         (torch.zeros(50), r"token ids are float32 of shape \(50,\); expected int64 \(blocks, T\), or \(tokens,\)"),
         (torch.arange(-1, 49), "token ids go down to -1; expected 0 or more"),
-        (torch.zeros(0, dtype=torch.int64), "text 'tensor of 0 token ids' is too short: 0 tokens make 0 blocks of 10"),
         ([[1, 2], []], "document 2 of a list of 2 documents is an empty list; leave it out"),
         ([[1, 2], [1, -2]], "token ids of document 2 of a list of 2 documents go down to -2; expected 0 or more"),
         ([torch.zeros(3, 3, dtype=torch.int64)], "document 1 of a list of 1 documents is of type Tensor; expected"),
-        ([[1, 2, 3]], "text 'list of 1 documents' is too short: 3 tokens make 0 blocks of 10, not 5"),
         ([{"role": "user", "content": "Hi"}], "document 1 .* of type dict; expected strings, .*lists of messages"),
         ([[{"role": "user"}]], "message 1 of document 1 of a list of 1 documents has no text in its 'content'"),
         ([[{"role": "user", "content": "Hi"}]], "tokenizer has no chat template; give the conversations as strings"),
@@ -348,7 +280,6 @@ def test_token_ids_of_documents_are_joined_without_an_end(tokenizer):
     ids = [[5, 6, 7], [8], [9, 10]]
     assert load_text(ids, tokenizer, 2).tolist() == [[5, 6], [7, 8], [9, 10]]
     assert load_text(ids, tokenizer, 4).tolist() == [[5, 6, 7, 8]], "the tail is dropped"
-    assert load_text(torch.arange(12).view(3, 4), tokenizer, 4).tolist() == torch.arange(12).view(3, 4).tolist()
 
 
 def test_more_tokens_than_memory_holds_of_a_text_without_end(tokenizer, constants):
@@ -366,10 +297,9 @@ CONVERSATIONS = [
 
 @pytest.fixture
 def chatting():
-    """A tokenizer with a chat template, which refuses a conversation that begins with an answer."""
+    """A tokenizer with a chat template."""
     tokenizer = load_tokenizer("pocket/gpt2-0.5m")
     tokenizer.chat_template = (
-        "{% if messages[0]['role'] == 'assistant' %}{{ raise_exception('nobody asked') }}{% endif %}"
         "{% for message in messages %}<|endoftext|>{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
         "{% if add_generation_prompt %}assistant:{% endif %}"
     )
@@ -385,21 +315,6 @@ def test_conversations(chatting):
         assert [ids.tolist() for ids in found] == expected
         assert load_text(text, chatting, 4, 3, column=column).flatten().tolist() == [*expected[0], *expected[1]][:12]
     assert text_name(CONVERSATIONS) == "list of 2 documents"
-
-
-@pytest.mark.parametrize(
-    ("template", "reason"),
-    [
-        (None, "nobody asked"),
-        ("{{ messages.__class__.__mro__ }}", "is unsafe"),
-        ("{% if", "unexpected 'end of template'"),
-    ],
-)
-def test_templates_that_refuse_a_conversation(chatting, template, reason):
-    chatting.chat_template = template or chatting.chat_template
-    said = rf"chat template cannot write a conversation \(.*{reason}.*\); check its roles"
-    with pytest.raises(UserError, match=said):
-        load_text([CONVERSATIONS[0][::-1]], chatting, block=None)
 
 
 @pytest.mark.parametrize("text", ["", "two\nlines", 7, None, {"a": 1}, iter(DOCUMENTS)])
@@ -429,7 +344,6 @@ def test_c4_rows_with_a_tokenizer_that_adds_special_tokens():
     tokenizer = load_tokenizer(str(STORIES))
     blocks = load_text(str(C4), tokenizer, 256, 32)
     assert blocks.shape == (32, 256)
-    assert (blocks == tokenizer.eos_token_id).sum() > 1
     assert (blocks == tokenizer.bos_token_id).sum() == 0
 
 
@@ -457,24 +371,17 @@ def test_the_space_before_a_word_is_seen_in_every_kind_of_tokenizer():
     assert seen[6] == f"'␣{'-' * (LONGEST - 2)}…'"
 
 
-def test_sequences_without_their_padding():
-    ids, mask = torch.tensor([[1, 2, 3], [0, 4, 5], [6, 7, 0]]), torch.tensor([[1, 1, 1], [0, 1, 1], [1, 1, 0]])
-    expected = [[1, 2, 3], [4, 5], [6, 7]]
-    assert [one.tolist() for one in unpad(ids, mask)] == expected
-    assert [one.tolist() for one in unpad(iter(list(ids)), mask.bool())] == expected
-    assert unpad(ids, None) is ids
-
-
 @settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=9), min_size=1, max_size=5), st.data())
 def test_padding_of_any_batch_comes_off(ragged, data):
-    """Wherever it is, and whatever ids it has; no token is lost."""
+    """Wherever it is, and whatever ids it has; no token is lost. Of batches as of sequences one by one."""
     width = max(map(len, ragged)) + data.draw(st.integers(0, 3))
     before = [data.draw(st.integers(0, width - len(ids))) for ids in ragged]
     ids, mask = torch.full((len(ragged), width), 7), torch.zeros(len(ragged), width, dtype=torch.int64)
     for row, (start, one) in enumerate(zip(before, ragged, strict=True)):
         ids[row, start : start + len(one)], mask[row, start : start + len(one)] = torch.tensor(one), 1
     assert [one.tolist() for one in unpad(ids, mask)] == ragged
+    assert [one.tolist() for one in unpad(iter(list(ids)), mask.bool())] == ragged
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Tokenizers of folders: what is read where files disagree, and what is refused."""
 
 import json
-import shutil
 import time
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
@@ -16,7 +15,6 @@ from outliers.models.names import POCKET
 from outliers.models.tokenizers import folder as files
 from outliers.text.blocks import cut_text
 from tests.conftest import STORIES, needs_shared
-from tests.typed import refused
 
 GPT2 = POCKET / "gpt2-0.1m"
 TALK = [{"role": "user", "content": "Hello"}]
@@ -66,22 +64,19 @@ def test_the_file_decides_where_the_class_contradicts_it(source, model_type, nam
     assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
 
 
-def test_the_file_is_read_where_its_class_fails(tmp_path, caplog):
-    folder = folder_of(tmp_path / "m", GPT2, "gpt2", "T5Tokenizer")
-    own = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(TEXT, add_special_tokens=False).ids
-    assert load_tokenizer(str(folder))(TEXT, add_special_tokens=False).input_ids == own
-    said = "cannot read it ('dict' object is not an instance of 'Sequence'); its tokenizer.json is read"
-    assert said in caplog.text
-
-
-@pytest.mark.parametrize("named", ["BertTokenizer", "LayoutLMv3Tokenizer", "RagTokenizer"])
-def test_the_file_is_read_where_its_class_splits_no_text(named, tmp_path, caplog):
-    """Which is known only when a text is split: BERT's has no [UNK] here, and LayoutLM's expects words."""
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("T5Tokenizer", "cannot read it ('dict' object is not an instance of 'Sequence'); its tokenizer.json is read"),
+        ("LayoutLMv3Tokenizer", "its tokenizer.json is read"),  # which expects words, and fails at the first text
+    ],
+)
+def test_the_file_is_read_where_its_class_fails(named, said, tmp_path, caplog):
     folder = folder_of(tmp_path / "m", GPT2, "gpt2", named)
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": named}))
     own = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(TEXT, add_special_tokens=False).ids
     assert load_tokenizer(str(folder))(TEXT, add_special_tokens=False).input_ids == own
-    assert "its tokenizer.json is read" in caplog.text or "the file is read" in caplog.text
+    assert said in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -103,17 +98,6 @@ def test_fields_of_a_wrong_type(name, field, value, expected, tmp_path):
     with pytest.raises(UserError) as refusal:
         load_tokenizer(str(folder))
     assert str(refusal.value) == f"'{folder / name}' has {field} {json.dumps(value)}; expected {expected}"
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-@pytest.mark.parametrize(
-    ("content", "said"), [("null", "holds null; expected a JSON object"), ("{", "is not valid JSON")]
-)
-def test_files_that_hold_no_object(name, content, said, tmp_path):
-    folder = folder_of(tmp_path / "m", GPT2, "gpt2", "GPT2Tokenizer")
-    (folder / name).write_text(content)
-    with pytest.raises(UserError, match=f"{name}' {said}"):
-        load_tokenizer(str(folder))
 
 
 def test_a_class_that_agrees_is_kept(tmp_path, caplog):
@@ -144,13 +128,6 @@ def test_a_folder_without_its_tokenizer(config, tmp_path):
         UserError, match=r"no tokenizer in '.*': it holds no vocabulary; expected the files of the model's own"
     ):
         load_tokenizer(str(tmp_path))
-
-
-def test_no_run_measures_with_an_invented_tokenizer(tmp_path, monkeypatch, capsys):
-    shutil.copytree(GPT2, tmp_path / "m", ignore=shutil.ignore_patterns("tokenizer*"))
-    assert "no tokenizer in" in refused(
-        monkeypatch, capsys, "--model", tmp_path / "m", "--scheme", "fp32", "--out", tmp_path / "o"
-    )
 
 
 def test_a_tokenizer_of_another_vocabulary(tmp_path):
@@ -230,6 +207,8 @@ DOUBLING = "{% set n = namespace(s='aaaaaaaa') %}{% for i in range(60) %}{% set 
         ("{{ 'a' * 20000000 }}", "it writes more than 16 MB"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "maximum recursion depth exceeded"),
         ("{{ '\\ud800' }}", "surrogates not allowed"),
+        ("{{ raise_exception('nobody asked') }}", "nobody asked"),
+        ("{{ messages.__class__.__mro__ }}", "is unsafe"),
     ],
 )
 def test_chat_templates_without_bounds(template, reason, constants):
@@ -286,15 +265,6 @@ def test_token_ids_that_begin_with_the_first_token(stories, caplog):
     assert said(caplog) == [SAID.format("tensor of 12 token ids", 2)]
     documents = load_text(ids, stories, 4, 3, bos=True, documents=True)
     assert [part.tolist() for part in documents] == [[1, 5, 6, 7], [1, 8, 9, 10], [1, 11], [1, 12]]
-
-
-@needs_shared
-def test_a_chat_template_that_begins_with_the_first_token(stories, caplog):
-    stories.chat_template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    talks = [[{"role": "user", "content": "Hello there."}], [{"role": "user", "content": "Where is the ball?"}]]
-    for ids in load_text(talks, stories, None, 2, bos=True):
-        assert ids.tolist().count(1) == 1
-    assert said(caplog) == [SAID.format("list of 2 documents", 2)]
 
 
 def test_ends_of_documents_that_are_the_first_token_stay(caplog):
