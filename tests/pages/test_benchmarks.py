@@ -28,6 +28,7 @@ PASSES = ["feature extremes", "absmax codes", "finish packed"]
         ("Intel(R) Xeon(R) Processor, 2 cores", "amx", "intel-xeon-amx"),
         ("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz, 8 cores", "amx", "intel-xeon-platinum-8481c-amx"),
         ("AMD Ryzen 7 7840U w/ Radeon 780M Graphics, 16 cores", "avx512-vnni", "amd-ryzen-7-7840u-avx512-vnni"),
+        ("AMD Ryzen 5 2400G with Radeon Vega Graphics, 8 cores", "avx2", "amd-ryzen-5-2400g-avx2"),
         ("AMD Ryzen 9 5950X Sixteen-Core Processor, 4 cores", "avx2", "amd-ryzen-9-5950x-avx2"),
         ("aarch64, 4 cores", None, "aarch64"),
         ("NVIDIA H100 80GB HBM3", None, "nvidia-h100-80gb-hbm3"),

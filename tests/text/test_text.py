@@ -239,6 +239,7 @@ def test_token_ids_of_ones_own(tokenizer):
         ({"train": []}, "text is {'train': .* of type dict; expected a name, a path, an iterable of documents, one"),
         (torch.zeros(50), r"token ids are float32 of shape \(50,\); expected int64 \(blocks, T\), or \(tokens,\)"),
         (torch.arange(-1, 49), "token ids go down to -1; expected 0 or more"),
+        (torch.zeros(0, dtype=torch.int64), "text 'tensor of 0 token ids' is too short: 0 tokens make 0 blocks of 10"),
         ([[1, 2], []], "document 2 of a list of 2 documents is an empty list; leave it out"),
         ([[1, 2], [1, -2]], "token ids of document 2 of a list of 2 documents go down to -2; expected 0 or more"),
         ([torch.zeros(3, 3, dtype=torch.int64)], "document 1 of a list of 1 documents is of type Tensor; expected"),

@@ -68,7 +68,8 @@ def test_the_file_decides_where_the_class_contradicts_it(source, model_type, nam
     ("named", "said"),
     [
         ("T5Tokenizer", "cannot read it ('dict' object is not an instance of 'Sequence'); its tokenizer.json is read"),
-        ("LayoutLMv3Tokenizer", "its tokenizer.json is read"),  # which expects words, and fails at the first text
+        ("RagTokenizer", "cannot read it (type object 'RagTokenizer' has no attribute 'vocab_files_names'); its "),
+        ("LayoutLMv3Tokenizer", "cannot read it (Words must be of type"),  # as it says of the first text
     ],
 )
 def test_the_file_is_read_where_its_class_fails(named, said, tmp_path, caplog):
