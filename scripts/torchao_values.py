@@ -13,7 +13,6 @@ import torch
 import torchao
 from torchao.prototype.mx_formats.mx_tensor import MXTensor
 from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_amax_to_scale
-from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 
 PATH = Path(__file__).parent.parent / "tests" / "kernels" / "torchao_values.json"
 MICROSCALING = {  # by the names of this project
@@ -54,22 +53,10 @@ def nvfp4() -> dict:
     return {"x": x.tolist(), "scale": scale.tolist(), "values": made.dequantize(torch.float32).tolist()}
 
 
-def int8_layer() -> dict:
-    """Return the codes, scales and outputs of a linear layer with dynamic quantization of its inputs."""
-    layer, x = torch.nn.Linear(32, 12), matrix(7, 32, 2)
-    layer.weight.data, layer.bias.data = matrix(12, 32, 3), matrix(1, 12, 4)[0]
-    found = {"x": x.tolist(), "weight": layer.weight.tolist(), "bias": layer.bias.tolist()}
-    quantize_(layer, Int8DynamicActivationInt8WeightConfig())
-    with torch.no_grad():
-        output = layer(x)
-    made = layer.weight
-    return found | {"codes": made.qdata.tolist(), "scale": made.scale.tolist(), "output": output.tolist()}
-
-
 def main() -> None:
     """Write all values, with the versions of the libraries."""
     found = {"torchao": torchao.__version__, "torch": torch.__version__}
-    found |= {"microscaling": microscaling(), "nvfp4": nvfp4(), "int8_layer": int8_layer()}
+    found |= {"microscaling": microscaling(), "nvfp4": nvfp4()}
     PATH.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 

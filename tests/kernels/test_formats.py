@@ -10,19 +10,15 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from outlier_kernels import dispatch, reference
 from outlier_kernels.formats import E2M1, E2M3, E3M2, E4M3, E5M2, FORMATS, Quantizer, granularities
 from outlier_kernels.reference import Exact, Quantized
 from outlier_kernels.reference_formats import rounded
-from torch import nn
 
 from outliers import UserError, quantize
 from outliers.quantization.fields import row_fields
-from outliers.quantization.linear import QuantizedLinear
-from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme, is_builtin, parse_grouped
-from tests.fake import values_of
+from outliers.quantization.schemes import Scheme, get_scheme, is_builtin, parse_grouped
+from tests.fake import values_of, values_under
 from tests.kernels.test_kernels import of_finite_floats
 from tests.small_models import make_model
 
@@ -33,7 +29,6 @@ ELEMENTS = {
     "float6_e3m2fn": E3M2,
     "float4_e2m1fn": E2M1,
 }
-NAMES = {element: name for name, element in ELEMENTS.items()}
 QUANTIZERS = [
     Quantizer(name, granularity, symmetric)
     for name, format in FORMATS.items()
@@ -41,11 +36,7 @@ QUANTIZERS = [
     for symmetric in format.symmetric
 ]
 FEATURES = 64  # which every group divides
-matrices = arrays(np.float32, (3, FEATURES), elements=st.floats(-1e6, 1e6, width=32))
 every_format = pytest.mark.parametrize("quantizer", QUANTIZERS, ids=str)
-# Those whose codes follow from each group alone, and are of as many bits; test_systems.py has the others.
-IN_GROUPS = [one for one in QUANTIZERS if not FORMATS[one.format].in_rows]
-of_groups = pytest.mark.parametrize("quantizer", IN_GROUPS, ids=str)
 
 
 def random_matrix(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -81,34 +72,13 @@ def test_a_float64_is_rounded_once():
     assert rounded(values, E4M3).tolist() == [1.125, 1.0, 1.0]
 
 
-@of_groups
-@settings(deadline=None, max_examples=20)
-@given(matrix=matrices)
-def test_each_value_becomes_the_nearest_that_there_is(quantizer, matrix):
-    """By the scale of its group: an integer, or a value of the type of ml_dtypes; the outermost one beyond."""
-    # Of a range that is narrow, or far from 0, float32 has too few digits for a zero point.
-    x = torch.from_numpy(matrix).to(torch.float32 if quantizer.symmetric else torch.float64)
-    found, format = reference.quantize(x, quantizer), FORMATS[quantizer.format]
-    assert found.codes.shape == x.shape
-    values = found.dequantize().double()
-    width = FEATURES // found.scale.shape[1]
-    scale = found.scale.double().repeat_interleave(width, 1).expand(x.shape)
-    if format.element:
-        assert found.codes.abs().max() <= format.element.largest
-        known = torch.from_numpy(values_of(getattr(ml_dtypes, NAMES[format.element])))
-    else:
-        assert found.codes.dtype == torch.int8
-        most = 2 ** (format.bits - 1) - 1
-        least = -most - 1 if format.integers and format.scale_bits else -most
-        assert least <= found.codes.min()
-        assert found.codes.max() <= most
-        zero_point = 0 if quantizer.symmetric else found.zero_point.double().repeat_interleave(width, 1).expand(x.shape)
-        known = torch.arange(least, most + 1).double()
-        values = values + zero_point * scale  # which moves all that can be stood for
-        x = x + zero_point * scale
-    distance = (known - (x.double() / scale)[..., None]).abs().amin(-1) * scale
-    slack = 1e-5 * scale * (1 + (x.double() / scale).abs())  # float32, in which ties may fall another way
-    assert ((values - x.double()).abs() <= distance + slack).all()
+@every_format
+def test_values_are_those_of_the_definition(quantizer):
+    """Of a script in float64, which makes each group by itself."""
+    x = random_matrix(1, 40, FEATURES, dtype=torch.float64)
+    found = reference.quantize(x, quantizer)
+    np.testing.assert_allclose(found.dequantize(), values_under(x.numpy(), quantizer), rtol=1e-12)
+    assert (found.codes.dtype == torch.int8) == FORMATS[quantizer.format].integers
 
 
 @every_format
@@ -134,26 +104,6 @@ def test_the_largest_numbers_of_float32(quantizer):
             values = reference.quantize(one, quantizer).dequantize()
             assert values.isfinite().all()
             assert (values[:, 0].abs() > 0.7 * one[:, 0].abs()).all()
-
-
-@of_groups
-def test_each_group_is_quantized_on_its_own(quantizer):
-    x = random_matrix(1, 5, FEATURES)
-    found = reference.quantize(x, quantizer)
-    size = quantizer.group or FEATURES
-    if quantizer.group is None:
-        assert found.scale.shape == ((5, 1) if quantizer.per_row else (1, 1))
-        return
-    assert found.scale.shape == (5, FEATURES // size)
-    if FORMATS[quantizer.format].tensor_bits:
-        return  # a scale of everything on top
-    alone = Quantizer(quantizer.format, "row", quantizer.symmetric)
-    make = reference.function_of(FORMATS[quantizer.format].quantizer)
-    for start in range(0, FEATURES, size):
-        part = make(x[:, start : start + size], alone)
-        assert torch.equal(part.codes, found.codes[:, start : start + size])
-        assert torch.equal(part.scale, found.scale[:, start // size, None])
-    assert torch.equal(found.dequantize()[:, -size:], part.dequantize())
 
 
 @every_format
@@ -196,34 +146,18 @@ def test_scales_end_where_their_own_formats_end():
     assert (found.codes[0, 0], found.codes[0, 16]) == (6.0, 3.0)
 
 
-def int64_product(a: Quantized, b: Quantized) -> torch.Tensor:
-    """Sums of integers of every two groups that meet, scaled in float64."""
-    features = a.codes.shape[1]
-    width = math.gcd(*(features // one.scale.shape[1] for one in (a, b)))
-    product = 0
-    for start in range(0, features, width):
-        parts = []
-        for one in (a, b):
-            group = start * one.scale.shape[1] // features
-            zero_point = 0 if one.zero_point is None else one.zero_point[:, group, None].long()
-            parts += [one.codes[:, start : start + width].long() - zero_point, one.scale[:, group, None]]
-        product = product + (parts[0] @ parts[2].T).double() * parts[1] * parts[3].T
-    return product
-
-
 INTEGERS = [one for one in QUANTIZERS if FORMATS[one.format].integers]
 
 
-def test_products_of_integers_are_exact_sums_of_groups():
+def test_products_of_integers_are_those_of_what_their_codes_stand_for():
     """With and without zero points, also where groups of both operands differ."""
     own = [*INTEGERS, Quantizer("int4", "group-24"), Quantizer("int8", "group-32", False)]
     x, weight = random_matrix(3, 6, 192, dtype=torch.float64), random_matrix(4, 5, 192, dtype=torch.float64)
     coded = ([reference.quantize(matrix, one) for one in own] for matrix in (x, weight))
     coded = ([(matrix, matrix.dequantize()) for matrix in of_operand] for of_operand in coded)
     for (a, left), (b, right) in itertools.product(*coded):
-        want = int64_product(a, b)
+        want = left @ right.T
         assert (reference.matmul(a, b) - want).abs().max() <= 1e-12 * want.abs().max()
-        assert (left @ right.T - want).abs().max() <= 1e-9 * want.abs().max(), "and what the codes stand for"
 
 
 def test_sums_of_groups_outgrow_float32():
@@ -257,16 +191,13 @@ def test_bits_of_a_value_count_what_groups_share():
     for written, bits in (
         ("int4 group-64 absmax", 4.25),
         ("int4 group-64 zeropoint", 4 + 20 / 64),
-        ("int8 group-128 absmax", 8.125),
         ("int8 column absmax", 8 + 32 / 512),
         ("int8 row zeropoint", 8 + 40 / 512),
         ("int8 tensor absmax", 8 + 32 / (512 * 256)),
         ("mxfp4 block absmax", 4.25),
         ("mxfp6-e2m3 block absmax", 6.25),
-        ("mxint8 block absmax", 8.25),
         ("nvfp4 block absmax", 4.5 + 32 / (512 * 256)),
         ("bfp4 group-16 absmax", 4.5),
-        ("fp8-e4m3 tensor absmax", 8 + 32 / (512 * 256)),
         ("int4-int8 group-128 absmax", 4 + 4 / 4 + 16 / 128),  # one of four groups has eight bits
         ("int4-in-int8 group-128 absmax", 4 + 12 / 128 + 32 / 512),
         ("int4-e4m3 group-128 absmax", 4 + 8 / 128 + 32 / (512 * 256)),
@@ -302,33 +233,12 @@ def test_nvfp4_is_that_of_torchao():
     torch.testing.assert_close(got, want, rtol=1e-6, atol=0)
 
 
-def test_int8_layers_of_torchao_multiply_alike():
-    """Its product of its codes is ours. Its codes are not: it divides the largest value by 127.5, and we by 127."""
-    parts = ("x", "weight", "bias", "codes", "scale", "output")
-    x, weight, bias, codes, scale, output = (torch.tensor(TORCHAO["int8_layer"][part]) for part in parts)
-
-    def their_codes(matrix: torch.Tensor) -> Quantized:
-        scale = matrix.abs().amax(1, keepdim=True) / 127.5
-        return Quantized((matrix * (1 / scale)).round().clamp(-128, 127).to(torch.int8), scale)
-
-    made = their_codes(weight)
-    assert torch.equal(made.codes, codes)
-    assert torch.equal(made.scale, scale)
-    torch.testing.assert_close(reference.matmul(their_codes(x), made) + bias, output, rtol=1e-5, atol=1e-5)
-    ours = reference.linear(x, reference.quantize(weight, Quantizer("int8", "column")), bias)
-    exact = x @ weight.T + bias
-    assert (ours - output).norm() < 0.03 * exact.norm()
-    assert 0.5 < (ours - exact).norm() / (output - exact).norm() < 2
-
-
 # Schemes
 
 
 def test_names_of_schemes_with_groups():
-    assert [name for name in SCHEMES if name in TABLE1] == TABLE1
     for name, parts in (
         ("w4a4-g64", "int4 row absmax × int4 group-64 absmax, exact"),
-        ("w4a8-g128", "int8 row absmax × int4 group-128 absmax, exact"),
         ("w4-g32", "exact × int4 group-32 absmax, exact"),
         ("bfp4-g16", "bfp4 group-16 absmax × bfp4 group-16 absmax, exact"),
         ("w8a8", "int8 row absmax × int8 column absmax, exact"),
@@ -352,7 +262,6 @@ def test_names_of_schemes_with_groups():
     ("quantizer", "message"),
     [
         (Quantizer("mxfp4", "group-64"), "granularity of the weights .* is 'group-64'; expected 'block'"),
-        (Quantizer("mxfp4", "column"), "is 'column'; expected 'block'"),
         (Quantizer("int4", "block"), "is 'block'; expected 'tensor' or 'column' or 'group-64'"),
         (Quantizer("int4", "group-0"), "is 'group-0'; expected"),
         (Quantizer("mxfp4", "block", False), "symmetric of the weights .* is False; expected True"),
@@ -366,31 +275,10 @@ def test_granularities_that_a_format_or_a_matrix_has_not(quantizer, message):
         reference.quantize(torch.ones(2, 100), Quantizer("int4", "group-64"))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(name for name in SCHEMES if name not in (*TABLE1, "llm.int8-bnb", "qserve", "fireq", "comet", "flexq")),
-        *("w4a4-g16", "w4a8-g32", "bfp6-g16", "qserve-g32", "fireq-g16", "flexq-g64"),
-    ],
-)
-def test_a_layer_multiplies_what_its_codes_stand_for(name):
-    scheme = get_scheme(name)
-    torch.manual_seed(0)
-    projection, x = nn.Linear(64, 24).double(), torch.randn(2, 5, 64, dtype=torch.float64)
-    with torch.no_grad():
-        got = QuantizedLinear(projection, scheme)(x)
-        values = reference.quantize(projection.weight, scheme.weights).dequantize()
-        rows = reference.quantize(x.flatten(0, 1), scheme.activations).dequantize()
-        torch.testing.assert_close(got.flatten(0, 1), rows @ values.T + projection.bias, rtol=1e-12, atol=1e-12)
-        error = (got - projection(x)).norm() / projection(x).norm()
-    assert 1e-3 < error < 0.25
-
-
 def test_what_rows_say_of_formats():
     model = make_model("gpt2")  # of 32 features, and 128 in the last projection
-    for name, arithmetic in (("w4a4", None), ("w4a8-g16", None), ("bfp8", None), ("mxint8", None), ("w4", "simulated")):
-        assert row_fields(get_scheme(name)) == ({"arithmetic": arithmetic} if arithmetic else {})
-    assert row_fields(get_scheme("mxfp4"))["arithmetic"] == "simulated"
+    for name, said in (("w4a4", None), ("bfp8", None), ("w4", "simulated"), ("mxfp4", "simulated")):
+        assert row_fields(get_scheme(name)).get("arithmetic") == said
     found = row_fields(get_scheme("w4a8-g16"), model)
     assert found["weight_bits"] == 5.0
     assert found["activation_bits"] == round((3 * 32 * 9 + 128 * 8.25) / (3 * 32 + 128), 4)

@@ -81,30 +81,6 @@ def test_quantize_is_the_equation(symmetric, per_row, matrix):
     np.testing.assert_allclose(quantized.dequantize(), values, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("per_row", [True, False])
-def test_scales_of_groups_without_a_range(per_row):
-    """What the definitions have, which codes of 0 do not show."""
-    scale = torch.ones((3, 1) if per_row else (1, 1), dtype=torch.float64)
-    absmax = reference.quantize(torch.zeros(3, 5, dtype=torch.float64), int8(True, per_row))
-    assert torch.equal(absmax.scale, scale)
-    zeropoint = reference.quantize(torch.full((3, 5), 7.3, dtype=torch.float64), int8(False, per_row))
-    assert torch.equal(zeropoint.scale, scale)
-    quantized, _ = reference.quantize_bitsandbytes(torch.zeros(3, 5))
-    assert torch.equal(quantized.scale, torch.ones(3, 1))
-
-
-@pytest.mark.parametrize(("symmetric", "steps"), [(True, 0.50001), (False, 2)])
-@given(matrix=of_finite_floats(4, 6))
-@settings(deadline=None)
-def test_errors_are_at_most_half_a_step_or_two(symmetric, steps, matrix):
-    """Of zeropoint also that of rounding, where float32 has the digits for it: the range is no thousandth of the
-    numbers."""
-    quantized = reference.quantize(matrix, int8(symmetric))
-    error, exact = (quantized.dequantize().double() - matrix.double()).abs(), matrix.double()
-    wide = (exact.amax(1) - exact.amin(1) > exact.abs().amax(1) / 1000) | symmetric
-    assert (error <= steps * quantized.scale.double())[wide].all()
-
-
 def test_scales_at_the_ends_of_float32():
     """As the definitions have them."""
     small = torch.tensor([[0.0, 1e-37, -1e-37]])
@@ -129,15 +105,6 @@ def test_products_of_finite_numbers_are_finite(data, symmetric, other_symmetric)
     found = reference.matmul(a, b)
     assert not found.isnan().any()
     assert found[largest < 0.999 * LARGEST].isfinite().all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_16_bit_input_is_quantized_in_float32(dtype):
-    matrix = torch.randn(5, 33).to(dtype)
-    for symmetric in (True, False):
-        got, want = (reference.quantize(m, int8(symmetric, True)) for m in (matrix, matrix.float()))
-        assert torch.equal(got.codes, want.codes)
-        assert torch.equal(got.scale, want.scale)
 
 
 @pytest.mark.parametrize(
@@ -424,23 +391,6 @@ def test_the_operator_of_packed_weights_is_what_it_says(dtype):
     assert torch.equal(got, dispatch.linear(operands[0], weight, bias, threshold=1.0))
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_compiled_layers_are_one_graph(symmetric):
-    x, weight, bias = small_layer(5, 32, 9)
-    quantized = reference.quantize(weight, int8(symmetric, True))
-    for prepared in (quantized, dispatch.prepare(quantized, int8(symmetric))):
-        torch._dynamo.reset()
-
-        def layer(x, prepared=prepared):
-            return dispatch.linear(2 * x, prepared, bias, int8(symmetric), threshold=1.0) + 1
-
-        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-        for rows in (5, 3, 1):
-            assert torch.equal(compiled(x[:rows]), layer(x[:rows]))
-        with pytest.raises(Exception, match=r"linear takes floating-point \(tokens, 32\), got"):
-            torch.compile(layer, backend="eager", fullgraph=True)(x[:, :7])
-
-
 # Outliers by their places, and in the feature of some the largest entry of another token, which is none.
 SOME = [{}, {(0, 3): 6.0, (1, 5): -6.0}, {(2, 7): 40.0, (4, 7): 9.0, (1, 0): -300.0, (3, 7): 5.5}]
 
@@ -451,6 +401,7 @@ def test_against_bitsandbytes(outliers, dtype, threshold):
     x, weight, bias = small_layer(19, 128, 40)
     for place, value in outliers.items():
         x[place] = value
+    x[7] = 0
     x = x.to(dtype)
     peer = bitsandbytes.nn.Linear8bitLt(128, 40, has_fp16_weights=False, threshold=threshold)
     peer.load_state_dict({"weight": weight, "bias": bias})
@@ -460,6 +411,7 @@ def test_against_bitsandbytes(outliers, dtype, threshold):
     threshold = threshold or None
     codes, _, columns = bitsandbytes.functional.int8_vectorwise_quant(x.half(), threshold=threshold or 0.0)
     quantized, found = reference.quantize_bitsandbytes(x, threshold)
+    assert quantized.scale[7] == 1, "of a token of zeros"
     assert (quantized.codes.int() - codes.int()).abs().max() <= 1
     assert found.nonzero()[:, 0].tolist() == ([] if columns is None else columns.tolist())
     quantized, _ = reference.quantize_bitsandbytes(weight)
