@@ -1,20 +1,15 @@
 """Ablations against second computations, and what they must leave alone."""
 
-import contextlib
-import copy
-
-import numpy as np
-import pandas as pd
 import pytest
 import torch
 from scipy.stats import binom
 
-from outliers import UserError, load_model, perplexity, plant, trace
+from outliers import perplexity, plant, trace
 from outliers.commands.ablate import ablate
-from outliers.metrics.ablations import interval_of_mean, summary
-from outliers.models.anatomy import anatomy_of, decoder_layers, layers_of, projections
+from outliers.metrics.ablations import interval_of_mean
+from outliers.models.anatomy import decoder_layers, layers_of, projections
 from outliers.variants.ablated import METHODS, Intervention
-from tests.small_models import inputs_of, make_model, padded, sample_blocks, top1_softmax
+from tests.small_models import inputs_of, make_model, padded, top1_softmax
 from tests.tracing.test_tracing import hooks
 
 
@@ -103,19 +98,14 @@ def test_top1_counts_each_query_alike(blocks):
     assert abs(found - sum(alone) / 3) > 1e-3, "the mean of those of each sequence is another number"
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_a_padded_batch_is_ablated_without_its_padding(blocks, side):
-    model, (sequences, ids, mask) = make_model("gpt2"), padded(blocks, side)
+def test_means_are_over_all_tokens(blocks):
+    """Of sequences of several lengths: a feature that is the same everywhere costs nothing where it is its mean."""
+    model, (sequences, *_) = make_model("gpt2"), padded(blocks, "right")
     with torch.no_grad():
         for layer in model.transformer.h:
             layer.ln_1.weight[4], layer.ln_1.bias[4] = 0, 20
-    table = ablate(model, ids, [4], methods=["zero", "mean"], attention_mask=mask)
-    pd.testing.assert_frame_equal(table, ablate(model, sequences, [4], methods=["zero", "mean"]))
-    table = table.set_index(["subject", "method"])
-    assert table.loc[("none", None), "perplexity"].item() == perplexity(model, sequences)
-    zeroed = perplexity(without_weights(copy.deepcopy(model), [4], [0, 1]), sequences)
-    assert table.loc[("outliers", "zero"), "perplexity"] == pytest.approx(zeroed, rel=1e-5)
-    assert table.loc[("outliers", "mean"), "damage"] == pytest.approx(0, abs=1e-6), "the mean is over all tokens"
+    table = ablate(model, sequences, [4], methods=["mean"]).set_index("subject")
+    assert table.loc["outliers", "damage"] == pytest.approx(0, abs=1e-6)
 
 
 def test_controls_are_no_outliers(blocks):
@@ -126,8 +116,6 @@ def test_controls_are_no_outliers(blocks):
     table = ablate(model, blocks, [4])
     drawn = {feature for features in table.loc[table["subject"] == "control", "features"] for feature in features}
     assert len(drawn) > 3 and not drawn & outliers
-    with pytest.raises(UserError, match="1 of 32 features leave 0 others that are not outliers"):
-        ablate(model, blocks, [4], alpha=1e-6)
 
 
 def test_table_and_draws(blocks):
@@ -147,44 +135,9 @@ def test_table_and_draws(blocks):
     assert other[other["subject"] == "control"]["features"].tolist() != by_method[0]
 
 
-def test_summary(blocks):
-    table = ablate(make_model("gpt2"), blocks, [3, 17, 20], controls=12)
-    found = summary(table)
-    assert found["subject"].tolist() == ["none", "outliers", "control", "single", "single", "single"]
-    singles = found[found["subject"] == "single"]
-    assert singles["damage"].is_monotonic_decreasing
-    assert set(singles["features"]) == {(3,), (17,), (20,)}
-    control = found[found["subject"] == "control"].iloc[0]
-    values = table[table["subject"] == "control"]["damage"]
-    assert control["draws"] == 12
-    assert control["damage"] == pytest.approx(values.mean())
-    assert values.min() < control["damage_low"] < control["damage"] < control["damage_high"] < values.max()
-
-
 def test_interval_of_a_mean_that_is_known():
     """Means of resamples of zeros and ones are binomial, and so are their percentiles."""
     for ones, size in ((8, 16), (2, 16)):
         values = [1] * ones + [0] * (size - ones)
         expected = binom.ppf([0.025, 0.975], size, ones / size) / size
         assert interval_of_mean(values) == pytest.approx(expected)
-    values = np.random.default_rng(1).lognormal(size=10)
-    assert interval_of_mean(values, 3) == interval_of_mean(values, 3) != interval_of_mean(values, 4)
-    means = np.random.default_rng(2).choice(values, (200_000, 10)).mean(1)
-    assert interval_of_mean(values) == pytest.approx(np.percentile(means, [2.5, 97.5]), rel=0.02)
-
-
-def test_attention_that_gives_no_probabilities(blocks, monkeypatch):
-    model = make_model("gpt_neox")
-    for module in ("models.hooks", "metrics.attention"):
-        monkeypatch.setattr(f"outliers.{module}.eager", lambda *_: contextlib.nullcontext())
-    with pytest.raises(UserError, match="gives no probabilities"):
-        top1_softmax(model, blocks)
-
-
-def test_outliers_of_a_trained_model_matter():
-    model, blocks = load_model("pocket/gpt2-1.7m"), sample_blocks("pocket/gpt2-1.7m", 256, 4)
-    found = trace(model, blocks, attention=False).outlier_features()["feature"]
-    table = summary(ablate(model, blocks, found)).set_index("subject")
-    assert table.loc["outliers", "damage"] > 5 * table.loc["control", "damage_high"]
-    assert table.loc["outliers", "top1_softmax"] < table.loc["control", "top1_softmax_low"]
-    assert anatomy_of(model.config).attention == "attn"

@@ -1,12 +1,14 @@
-"""What functions of Python refuse in one line, each a row: blocks, features and places, numbers, models."""
+"""What functions of a model and blocks share: padding that they cut off, and what they refuse in one line, each a row:
+blocks, features and places, numbers, models."""
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 
 import outliers
 from outliers import UserError, ablate, damage, masks, origins, perplexity, quantize, readers, trace
-from tests.small_models import make_model
+from tests.small_models import make_model, padded
 
 BLOCKS = torch.randint(100, (3, 24), generator=torch.Generator().manual_seed(1))
 LONG = torch.zeros(1, 70, dtype=torch.int64)
@@ -67,6 +69,22 @@ OTHERS = [  # function, its arguments, and what is said
     ("trace", {"blocks": [BLOCKS[0], BLOCKS[1, :1]]}, "sequence 1 has 1 tokens; expected at least 2"),
     ("masks", {"trace": "of another model"}, r"of \(layers, features\) \(2, 24\) for a model of \(2, 32\)"),
 ]
+
+
+AS_TABLES = {
+    "ablate": pd.DataFrame,
+    "damage": lambda found: found.errors,
+    "origins": lambda found: found.states(),
+    "readers": pd.DataFrame,
+}
+
+
+@pytest.mark.parametrize("function", AS_TABLES)
+def test_a_padded_batch_is_its_sequences(function):
+    """Padding itself is a matter of tests of texts."""
+    model, (sequences, ids, mask) = make_model("llama"), padded(BLOCKS, "left")
+    found, alone = OF_BLOCKS[function](model, ids, attention_mask=mask), OF_BLOCKS[function](model, sequences)
+    pd.testing.assert_frame_equal(AS_TABLES[function](found), AS_TABLES[function](alone))
 
 
 def refused(function: str, arguments: dict, said: str) -> None:
