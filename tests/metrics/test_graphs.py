@@ -5,10 +5,9 @@ import warnings
 import pytest
 import torch
 
-from outliers import load_model, quantize
+from outliers import quantize
 from outliers.metrics.graphs import DecodeSteps, captured_steps, next_ids
 from outliers.metrics.latency import latency
-from tests.conftest import needs_smollm2
 from tests.metrics.test_latency import generated
 from tests.small_models import make_model
 
@@ -34,16 +33,6 @@ def test_steps_choose_the_tokens_of_generate(case, int8, blocks):
     model = make_model(case).eval()
     model = quantize(model, "llm.int8", keep="int8") if int8 else model
     assert decoded(model, blocks).equal(generated(model, blocks, 1 + TOKENS))
-
-
-@pytest.mark.nightly("kernels/outlier_kernels/", "outliers/metrics/latency.py")
-@needs_smollm2
-@pytest.mark.parametrize("int8", [False, True])
-@torch.inference_mode()
-def test_steps_of_smollm2_choose_the_tokens_of_generate(int8):
-    model, prompts = load_model("smollm2-135m").eval(), torch.arange(1000, 1048).view(2, 24)
-    model = quantize(model, "llm.int8", keep="int8") if int8 else model
-    assert decoded(model, prompts).equal(generated(model, prompts, 1 + TOKENS))
 
 
 def test_on_a_cpu_nothing_is_captured():
