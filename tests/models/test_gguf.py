@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
 from transformers.integrations.gguf.dequant import GGML_NAME, dequantize
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
@@ -27,7 +27,7 @@ from outliers.models.load import load_config, load_model, load_tokenizer, quanti
 from outliers.models.source import find_model
 from outliers.models.stream import stream_model
 from tests import gguf_files
-from tests.conftest import CONFIGS, LLAMA, lasting, needs_smollm2, slow_but, words_of
+from tests.conftest import CONFIGS, LLAMA, lasting, needs_smollm2, slow_but
 from tests.gguf_files import (
     fields_of,
     random_codes,
@@ -41,7 +41,6 @@ from tests.gguf_files import (
 )
 from tests.models.test_experts import made as mixture
 from tests.small_models import make_model, meanwhile
-from tests.typed import call, refused
 
 IN_GGUF = {"gemma3_text": "gemma3"}  # what transformers calls an architecture in its table of those in GGUF
 UNREADABLE = {"mistral": "llama.cpp writes it as llama, and the package gguf knows no other name"}
@@ -153,16 +152,6 @@ def test_mixtures(kind, tmp_path, blocks):
         fused[name.replace("_gate_", "_gate_up_")] = np.concatenate(parts, 1)
     architecture = read_header(file).architecture
     assert same_weights(ours, load_model(str(write_gguf(tmp_path / "fused.gguf", architecture, fields, fused))))
-    packed = load_model(str(save_gguf(model, tmp_path / "packed.gguf", "MXFP4")))
-    for own, parameter in packed.named_parameters():
-        if own.endswith("down_proj"):
-            exact = model.get_parameter(own)
-            turned = kind in ("gpt_oss", "llama4_text")
-            groups = (exact.mT if turned else exact).unflatten(-1, (-1, 32))
-            found = (parameter.mT if turned else parameter).unflatten(-1, (-1, 32))
-            step = 2.0 ** (groups.abs().amax(-1, keepdim=True).log2().floor() - 2)
-            assert ((found / step * 2).round() == found / step * 2).all() and not torch.equal(found, groups)
-            assert ((found - groups).abs() <= 2 * step).all()
 
 
 def with_next_tokens(fields: dict, tensors: dict) -> tuple[dict, dict]:
@@ -220,25 +209,14 @@ def test_what_files_of_mixtures_have_besides(kind, change, rotary, tmp_path, blo
     assert torch.equal(ours(blocks).logits, model(blocks).logits)
 
 
-@pytest.mark.parametrize("kind", sorted(UNREADABLE))
-def test_what_transformers_cannot_read_is_refused(kind, tmp_path):
-    model = make_model(next(case for case, (of_case, _) in CONFIGS.items() if of_case == kind))
-    file = save_gguf(model, tmp_path / "small.gguf")
-    with pytest.raises(UserError, match=r"^[^\n]+$"):
-        load_model(str(file))
-
-
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0"])
 def test_types(kind, tmp_path):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **LLAMA, vocab_size=100))
     file = save_gguf(model, tmp_path / "small.gguf", kind)
     assert {tensor.type.name for tensor in read_header(file).tensors} == {"F32", kind}
-    ours, exact = load_model(str(file)), {"F32": 0.0, "F16": 1e-4, "BF16": 1e-3}
-    assert same_weights(ours, by_transformers(file))
-    change = max((ours.get_parameter(name) - weight).abs().max() for name, weight in model.named_parameters())
-    assert change <= exact[kind] if kind in exact else change > 1e-4
-    assert quantized_from(find_model(str(file))) == (None if kind in exact else kind)
+    assert same_weights(load_model(str(file)), by_transformers(file))
+    assert quantized_from(find_model(str(file))) == (kind if kind.startswith("Q") else None)
     assert same_weights(load_model(str(file), "float16"), by_transformers(file, torch.float16))
 
 
@@ -263,12 +241,6 @@ def test_what_a_file_was_quantized_to(file, said, type):
     assert header.type == type
     plain = tuple(tensor for tensor in header.tensors if tensor.type.name == "F32")
     assert header._replace(tensors=plain).type is None, "whatever it says"
-
-
-def test_types_that_cannot_be_dequantized(own):
-    rewrite(own, DOWN, 20, "<I", gguf.GGMLQuantizationType.Q1_0)
-    with pytest.raises(UserError, match=r"cannot read .*Q1_0 is not yet implemented"):
-        load_config(str(own))
 
 
 # Fields
@@ -401,11 +373,8 @@ DEFAULT = {"rope_type": "default"}
 SCALED = {  # what a file says, and the parameters by which transformers computes the same
     "linear": (LINEAR, LINEAR_BY_4),
     "yarn": (YARN, YARN_BY_4 | {"original_max_position_embeddings": 16}),
-    "none": ({"rope.scaling.type": "none"}, DEFAULT),
     "old-linear": ({"rope.scale_linear": 4.0}, LINEAR_BY_4),
     "new-beside-old": ({"rope.scale_linear": 2.0, "rope.scaling.factor": 4.0}, LINEAR_BY_4),
-    "without-type": ({"rope.scaling.factor": 4.0}, LINEAR_BY_4),
-    "type-without-factor": ({"rope.scaling.type": "linear"}, DEFAULT),
     "factor-of-no-type": ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, DEFAULT),
     "factor-of-0": ({"rope.scaling.factor": 0.0}, DEFAULT),
     "attention": (
@@ -426,12 +395,7 @@ def test_fields_that_scale_rotary_embeddings(case, tmp_path, blocks):
     said, parameters = SCALED[case]
     model, ours = rotary(tmp_path, parameters | {"rope_theta": 500.0}, said)
     torch.testing.assert_close(ours(blocks).logits, model(blocks).logits, rtol=1e-5, atol=1e-6)
-
-
-def test_the_context_of_scaled_rotary_embeddings(tmp_path):
-    for said, context in ((YARN, 64), (YARN | {"rope.scaling.factor": 8.0}, 128), ({"rope.scale_linear": 2.0}, 128)):
-        _, ours = rotary(tmp_path, {"rope_type": "default", "rope_theta": 500.0}, said)
-        assert context_length(ours.config) == context
+    assert context_length(ours.config) == context_length(model.config)
 
 
 def test_rotary_embeddings_that_would_be_other_ones(tmp_path):
@@ -466,26 +430,9 @@ def test_rows_are_those_of_a_copy_as_safetensors(more, tmp_path, file, copied):
     assert found[file] == found[copied]
 
 
-def test_the_command_line_takes_a_file(file, monkeypatch, capsys, tmp_path):
-    arguments = ["--block", "32", "--blocks", "1", "--scheme", "absmax", "--out", tmp_path]
-    code, out, err = call(monkeypatch, capsys, "--model", file, *arguments)
-    assert (code, err) == (0, "")
-    assert "small" in out
-    assert ".gguf" not in out
-    assert "weights dequantized from Q4_1" in words_of(tmp_path / "report.html")
-
-
-def test_the_tokenizer_is_that_of_the_vocabulary(file, copied):
-    """And everybody has one of their own."""
+def test_everybody_has_a_tokenizer_of_their_own(file):
     load_tokenizer(str(file)).add_tokens(["xyzzy"])
-    text = "It's 1969:\n\n  a small  step — naïve 你好 <|endoftext|>!"
-    ids = load_tokenizer("pocket/gpt2-0.1m")(text).input_ids
-    theirs = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    for tokenizer in (load_tokenizer(str(file)), load_tokenizer(str(copied)), theirs):
-        assert tokenizer(text).input_ids == ids
-        assert tokenizer.decode(ids) == text
-        assert tokenizer.bos_token_id == 0
-        assert len(tokenizer) == gguf_files.VOCABULARY
+    assert len(load_tokenizer(str(file))) == gguf_files.VOCABULARY
 
 
 def alter(file: Path) -> None:
@@ -527,25 +474,20 @@ def test_a_folder_that_holds_a_file(own, file):
 def test_files_by_unusual_names(own, monkeypatch):
     want = weights_hash(load_model(str(own)))
     monkeypatch.chdir(own.parent)
-    hidden, loud = own.rename(".hidden.gguf"), Path("LOUD.GGUF")
-    assert weights_hash(load_model(".hidden.gguf")) == want
-    shutil.copy(hidden, loud)
-    assert weights_hash(load_model("LOUD.GGUF")) == want
-    loud.unlink()
-    folder = Path("model.gguf")
-    folder.mkdir()
-    hidden.rename(folder / "inside.gguf")
-    assert weights_hash(load_model("model.gguf")) == want
-    Path("link.gguf").symlink_to(folder / "inside.gguf")
-    assert weights_hash(load_model("link.gguf")) == want
+    inside = Path("model.gguf") / "inside.gguf"
+    inside.parent.mkdir()
+    for name in (".hidden.gguf", "LOUD.GGUF", inside):
+        shutil.copy(own, name)
+    Path("link.gguf").symlink_to(inside)
+    for name in (".hidden.gguf", "LOUD.GGUF", "model.gguf", "link.gguf"):
+        assert weights_hash(load_model(name)) == want
 
 
 def test_places_without_a_model(own, tmp_path):
     os.mkfifo(tmp_path / "pipe.gguf")
     (tmp_path / "inside").mkdir()
     os.mkfifo(tmp_path / "inside" / "pipe.gguf")
-    (tmp_path / "broken.gguf").symlink_to("nowhere")
-    for name in ("missing.gguf", "pipe.gguf", "broken.gguf"):
+    for name in ("missing.gguf", "pipe.gguf"):
         with pytest.raises(UserError, match="does not exist, or is not a file; expected a GGUF file"):
             load_model(str(tmp_path / name))
     with pytest.raises(UserError, match="is not a readable file"):
@@ -607,31 +549,24 @@ def put(position: int, form: str, *values):
 
 UP, DOWN = "blk.0.ffn_up.weight", "blk.1.ffn_down.weight"
 DAMAGE = {  # what was done, and what is said
-    "empty": (of_bytes(lambda content: b""), "is not in GGUF format"),
     "magic": (put(0, "4s", b"GGML"), "is not in GGUF format"),
-    "version 1": (put(4, "<I", 1), "cannot read .*GGUF v1"),
     "tensor count": (put(8, "<Q", 2**63), "is damaged: it claims 9,223,372,036,854,775,808 tensors"),
     "more tensors": (put(8, "<Q", 60_000), "cannot read"),
-    "no tensors": (put(8, "<Q", 0), "it claims 2 layers and holds 0"),
     "field count": (put(16, "<Q", 2**40), "is damaged: it claims"),
     "more fields": (put(16, "<Q", 60_000), "cannot read"),
     "list length": (at("tokenizer.ggml.token_type", 8, "<Q", 2**60), "cannot read"),
     "long list": (at("tokenizer.ggml.token_type", 8, "<Q", 100_000), "cannot read"),
     "string length": (at("tokenizer.ggml.model", 4, "<Q", 2**62), "cannot read"),
     "layers": (at("llama.block_count", 4, "<i", 2**31 - 1), "it claims 2147483647 layers and holds 2"),
-    "a layer more": (at("llama.block_count", 4, "<i", 3), "it claims 3 layers and holds 2"),
-    "no layer": (at("llama.block_count", 4, "<i", 0), "it claims 0 layers"),
-    "heads": (at("llama.attention.head_count", 4, "<i", 2**30), "cannot read|has other sizes"),
     "no heads": (at("llama.attention.head_count", 4, "<i", 0), "is damaged: its 'attention.head_count' is 0"),
-    "no key heads": (at("llama.attention.head_count_kv", 4, "<i", -1), "its 'attention.head_count_kv' is -1"),
     "width": (at("llama.embedding_length", 4, "<i", 2**31 - 1), "cannot read|has other sizes"),
     "vocabulary": (at("llama.vocab_size", 4, "<i", 2**31 - 1), "asks for vocab_size"),
     "inner width": (at("llama.feed_forward_length", 4, "<i", 2**31 - 1), "asks for intermediate_size"),
     "size of a head": (at("llama.rope.dimension_count", 4, "<i", 2**30), "1073741824 of 16 features a head"),
     "type of a tensor": (at(UP, 20, "<I", 999), "cannot read .*999 is not a valid"),
+    "type that is not dequantized": (at(DOWN, 20, "<I", 41), "cannot read .*Q1_0 is not yet implemented"),
     "other type": (at(UP, 20, "<I", 0), "in the place of another|cut short or damaged"),
     "dimensions": (at(UP, 0, "<I", 2**32 - 1), "cannot read"),
-    "dimension": (at(UP, 4, "<Q", 2**63), "cut short or damaged"),
     "product of dimensions": (at(UP, 4, "<QQ", 2**40, 2**40), "cut short or damaged"),
     "no row": (at(UP, 12, "<Q", 0), "cannot read .*has the shape"),
     "fewer rows": (at(UP, 12, "<Q", 127), "has other sizes of 1 tensors .*mlp.up_proj"),
@@ -639,7 +574,6 @@ DAMAGE = {  # what was done, and what is said
     "unknown name": (at(UP, -len(UP), "19s", b"blk.0.ffn_xx.weight"), "lacks 1 tensors .*up_proj"),
     "no architecture": (at("general.architecture", -20, "20s", b"general.architectura"), "not state its architecture"),
     "architecture": (at("general.architecture", 12, "5s", b"mamba"), "does not state its number of layers"),
-    "broken text": (at("general.architecture", 12, "5s", b"\xff\xfe\xfd\xfc\xfb"), "cannot read"),
     "end": (of_bytes(lambda content: content[:-1]), "cut short or damaged"),
 }
 
@@ -652,7 +586,7 @@ def test_damage(damage, own):
     assert own.read_bytes() != before
     start, said = time.perf_counter(), refusals(str(own))
     assert time.perf_counter() - start < 5
-    for function in READERS:
+    for function in (load_config, *READERS):
         assert said[function].startswith((f"'{own}'", f"cannot read '{own}'"))
         assert re.search(message, said[function]), said[function]
     with contextlib.suppress(UserError):
@@ -692,23 +626,11 @@ def test_a_later_part_of_a_model(tmp_path):
     assert all("is part 2 of 3 of a model in several files; join them" in said[one] for one in (load_config, *READERS))
 
 
-def test_a_file_without_a_tokenizer(tmp_path):
-    model = make_model("llama")
-    file = write_gguf(tmp_path / "small.gguf", "llama", gguf_files.fields_of(model), gguf_files.tensors_of(model))
-    assert same_weights(load_model(str(file)), model)
-    with pytest.raises(UserError, match="holds no tokenizer; expected a GGUF file with the vocabulary of its model"):
-        load_tokenizer(str(file))
-    file = save_gguf(model, tmp_path / "small.gguf", **{"tokenizer.ggml.model": "none"})
-    with pytest.raises(UserError, match=r"unknown tokenizer \(tokenizer.ggml.model\) 'none'"):
-        load_tokenizer(str(file))
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("blk.1.attn_q.bias", r"lacks 5 tensors \(model.layers.0.self_attn.q_proj.bias, "),
         ("blk.1.attn_sinks.weight", r"holds beside the model 1 tensors \(blk.1.attn_sinks.weight\)"),
-        ("rope_factors_long.weight", r"holds beside the model 1 tensors \(rope_factors_long.weight\)"),
     ],
 )
 def test_tensors_that_transformers_would_leave_out(name, message, tmp_path):
@@ -720,32 +642,12 @@ def test_tensors_that_transformers_would_leave_out(name, message, tmp_path):
         load_model(str(file))
 
 
-def test_weights_that_are_no_numbers(own):
-    content = bytearray(own.read_bytes())
-    tensor = next(tensor for tensor in read_header(own).tensors if tensor.name == DOWN)
-    struct.pack_into("<e", content, tensor.start, float("nan"))
-    own.write_bytes(content)
-    said = refusals(str(own))
-    for function in READERS:
-        assert "hold NaN or inf in 'model.layers.1.mlp.down_proj.weight'; expected finite weights" in said[function]
-
-
 def test_heads_of_gemma_that_are_scaled_otherwise(tmp_path, monkeypatch):
     """As of its models with 27 billion parameters."""
     model = with_fields(monkeypatch, "gemma2", {"head_dim": 8, "query_pre_attn_scalar": 12})
-    with pytest.raises(UserError, match="does not say how its attention is scaled"):
-        load_model(str(save_gguf(model, tmp_path / "small.gguf")))
-    with pytest.raises(UserError, match="does not say how its attention is scaled"):
-        load_model(str(save_gguf(model, tmp_path / "small.gguf", **{"attention.scale": 0.0})))
-
-
-def test_on_the_command_line(own, monkeypatch, capsys, tmp_path):
-    DAMAGE["type of a tensor"][0](own)
-    monkeypatch.chdir(tmp_path)
-    for command, arguments in (("sweep", ["--model", own]), ("trace", [own]), ("sweep", ["--model", own, "--stream"])):
-        said = refused(monkeypatch, capsys, *arguments, command=command)
-        assert said.startswith(f"cannot read '{own}' (999 is not a valid GGMLQuantizationType); expected a whole")
-    assert not (tmp_path / "results").exists()
+    for said in ({}, {"attention.scale": 0.0}):
+        with pytest.raises(UserError, match="does not say how its attention is scaled"):
+            load_model(str(save_gguf(model, tmp_path / "small.gguf", **said)))
 
 
 @pytest.mark.nightly("outliers/models/gguf/")
@@ -794,24 +696,13 @@ print(before, peak())
 # The packaged model
 
 
-@pytest.fixture(scope="module")
-def smollm2():
-    return load_model("smollm2-135m")
-
-
 @needs_smollm2
-def test_smollm2_speaks(smollm2):
-    tokenizer = load_tokenizer("smollm2-135m")
-    assert smollm2.num_parameters() == 134_515_008
-    assert quantized_from(find_model("smollm2-135m")) == "Q4_1"
-    asked = tokenizer("The capital of France is", return_tensors="pt")
-    said = smollm2.generate(**asked, max_new_tokens=1, do_sample=False, pad_token_id=0)
-    assert tokenizer.decode(said[0]) == "The capital of France is Paris"
-
-
-@needs_smollm2
-def test_smollm2_is_what_transformers_reads(smollm2):
+def test_smollm2_is_what_transformers_reads():
     """Its loader takes a quarter of a minute: what it made was hashed once, and what its tokenizer makes of a text."""
-    assert weights_hash(smollm2) == "ac1b274ab5e372f9"
-    ids = load_tokenizer("smollm2-135m")("<|im_start|>user\nIt's 1969:  naïve 你好<|im_end|>").input_ids
+    model, tokenizer = load_model("smollm2-135m"), load_tokenizer("smollm2-135m")
+    assert (weights_hash(model), quantized_from(find_model("smollm2-135m"))) == ("ac1b274ab5e372f9", "Q4_1")
+    ids = tokenizer("<|im_start|>user\nIt's 1969:  naïve 你好<|im_end|>").input_ids
     assert ids == [1, 4093, 198, 1589, 506, 216, 33, 41, 38, 41, 42, 216, 15486, 46494, 216, 18645, 250, 48392, 138, 2]
+    asked = tokenizer("The capital of France is", return_tensors="pt")
+    said = model.generate(**asked, max_new_tokens=1, do_sample=False, pad_token_id=0)
+    assert tokenizer.decode(said[0]) == "The capital of France is Paris"
