@@ -64,12 +64,7 @@ def test_published_models_pass(name):
         {"num_hidden_layers": 126, "hidden_size": 16384, "num_attention_heads": 128, "intermediate_size": 53248},
         {"max_position_embeddings": 10_485_760, "vocab_size": 262_208},
         {"pad_token_id": -1, "eos_token_id": [1, 2], "vocab_size": 32_000},
-        {"rope_scaling": {"type": "su", "long_factor": [1.0, 2.0], "short_factor": [1.0, 1.0]}},
-        {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}},
-        {"rope_parameters": {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_theta": 1e4}}},
-        {"auto_map": {"AutoConfig": "configuration_falcon.FalconConfig"}, "attn_implementation": "flash_attention_2"},
         {"hidden_size": 2304, "num_attention_heads": 7, "head_dim": 256},
-        {"time_step_limit": [0.0, float("inf")]},
     ],
 )
 def test_what_published_models_have_passes(fields):
@@ -100,16 +95,9 @@ def test_int8_models_on_disk_are_looked_at_too(tmp_path):
     before = load_quantized(tmp_path).config._attn_implementation
     alter_config(tmp_path, attn_implementation="eager")
     assert load_quantized(tmp_path).config._attn_implementation == before
-    for fields, message in [
-        ({"n_layer": 10**9}, "n_layer"),
-        ({"n_inner": 8}, "with the shape"),
-        ({"n_layer": 3}, "lacks"),
-    ]:
-        shutil.copytree(tmp_path, tmp_path / "copy")
-        alter_config(tmp_path / "copy", **fields)
-        with pytest.raises(UserError, match=message):
-            load_quantized(tmp_path / "copy")
-        shutil.rmtree(tmp_path / "copy")
+    alter_config(tmp_path, n_layer=10**9)
+    with pytest.raises(UserError, match="asks for n_layer"):
+        load_quantized(tmp_path)
 
 
 def test_mistakes_show_before_heavy_imports(folder, tmp_path):
