@@ -81,24 +81,17 @@ def same(one, other, ids) -> bool:
     ids=str,
 )
 def test_a_model_is_ours_bit_for_bit_and_comes_back_from_disk(case, scheme, how, folder, blocks, tmp_path):
-    """Scales stay in 32 bits."""
+    """Scales stay in 32 bits, and what a scheme draws is not drawn on "meta", where transformers makes the model."""
     kind, skip, dtype = OTHERS.get(case, (AutoModelForCausalLM,))[0], how.get("skip", ()), how.get("dtype", "auto")
-    ours = outliers.quantize(kind.from_pretrained(folder(case), dtype=dtype), scheme, KEPT_AS[scheme], skip)
+    _drawn.cache_clear()
     theirs = load(folder(case), scheme, kind=kind, **how)
+    ours = outliers.quantize(kind.from_pretrained(folder(case), dtype=dtype), scheme, KEPT_AS[scheme], skip)
     assert same(ours, theirs, blocks)
     theirs.save_pretrained(tmp_path / "saved")
     assert same(theirs, kind.from_pretrained(tmp_path / "saved"), blocks)
     if "dtype" in how:
         assert theirs.dtype == dtype
         assert {one.module.scale.dtype for one in projections(theirs)} == {torch.float32}
-
-
-def test_what_a_scheme_draws_is_drawn_where_it_is_needed(llama, blocks):
-    """And not on "meta", where transformers makes the model: it is kept for others."""
-    _drawn.cache_clear()
-    theirs = load(llama, "absmax+hadamard")
-    ours = outliers.quantize(AutoModelForCausalLM.from_pretrained(llama), "absmax+hadamard", "int8")
-    assert same(ours, theirs, blocks)
 
 
 def test_a_plan_goes_with_the_model(llama, blocks, tmp_path):
@@ -130,15 +123,6 @@ def test_what_is_saved_are_codes(llama, tmp_path):
         else:
             assert f"{one.path}.weight" not in stored
             assert stored[f"{one.path}.codes"].nbytes == one.module.in_features * one.module.out_features
-    less = (tmp_path / "model.safetensors").stat().st_size - (llama / "model.safetensors").stat().st_size
-    codes = sum(tensor.nbytes for name, tensor in stored.items() if name.endswith(".codes"))
-    assert less == pytest.approx(-3 * codes, rel=0.15)  # scales, and names of tensors in the header
-
-
-def test_exact_weights_keep_their_names(llama, tmp_path):
-    load(llama, "fp8-e4m3-row").save_pretrained(tmp_path)
-    with safe_open(tmp_path / "model.safetensors", "pt") as one, safe_open(llama / "model.safetensors", "pt") as other:
-        assert set(one.keys()) == set(other.keys())
 
 
 def test_shards_are_put_together(folder, blocks, tmp_path):
@@ -149,16 +133,6 @@ def test_shards_are_put_together(folder, blocks, tmp_path):
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert again.lm_head.weight is again.transformer.wte.weight
     assert same(model, again, blocks)
-
-
-@pytest.mark.parametrize("device_map", ["auto", {"": "cpu"}])
-def test_device_maps(device_map, llama, blocks, tmp_path):
-    model = load(llama, "llm.int8")
-    model.save_pretrained(tmp_path)
-    config = outliers.OutliersConfig("llm.int8")
-    fresh = AutoModelForCausalLM.from_pretrained(llama, quantization_config=config, device_map=device_map)
-    assert same(model, fresh, blocks)
-    assert same(model, AutoModelForCausalLM.from_pretrained(tmp_path, device_map=device_map), blocks)
 
 
 @pytest.mark.parametrize(("scheme", "case"), [("llm.int8", "gpt2"), ("zeropoint+attention", "llama")])
@@ -212,7 +186,6 @@ MISTAKES = {
     "none": ((), {}, "without a scheme; expected one, such as 'llm.int8', or a plan"),
     "key": (("llm.int8",), {"skipp": [], "dtype": 1}, "unknown dtype, skipp in OutliersConfig; expected scheme, skip"),
     "calibration": (("absmax+smoothing",), {}, "needs the magnitudes of the inputs; expected a calibration"),
-    "gptq": (("w4+gptq",), {}, "needs the magnitudes"),
     "skip": (("llm.int8",), {"skip": "ffn_out"}, r"skip is 'ffn_out'; expected a list of places"),
     "no plan": (("llm.int8",), {"plan": "nowhere.yaml"}, "cannot read the plan 'nowhere.yaml'"),
     "other scheme": (("llm.int8",), {"plan": PLAN}, "a plan for 'absmax' beside scheme 'llm.int8'"),
@@ -300,9 +273,10 @@ def test_waiting_threads_sleep_unless_the_user_wants_otherwise(monkeypatch):
         assert run("-c", line) == f"{policy}\n"
 
 
-def test_loading_a_model_imports_nothing_that_measures_or_draws():
+def test_loading_and_quantizing_a_model_imports_nothing_that_measures_or_draws():
     unused = {"numba", "pandas", "pyarrow", "matplotlib", "pydantic", "typer", "gguf", "datasets"}
-    line = f"import sys, outliers; outliers.load_model('pocket/gpt2-0.1m'); print({unused} & sys.modules.keys())"
+    imports = "import sys, outliers, outliers.quantization.convert, outlier_kernels.dispatch"
+    line = f"{imports}; outliers.load_model('pocket/gpt2-0.1m'); print({unused} & sys.modules.keys())"
     assert run("-c", line) == "set()\n"
 
 
