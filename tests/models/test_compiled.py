@@ -12,7 +12,6 @@ import torch
 from outlier_kernels import dispatch, reference
 from outlier_kernels.cpu import codes, compiled
 from outlier_kernels.formats import Quantizer
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 ROOT = Path(__file__).parents[2]
@@ -35,12 +34,6 @@ def python(code: str, **environment: str) -> str:
 
 def layer(scheme: str = "int8 column absmax") -> reference.Quantized:
     return reference.quantize(torch.randn(5, 16), Quantizer.read(scheme))
-
-
-@pytest.mark.nightly("kernels/outlier_kernels/cpu/")
-def test_numba_is_imported_by_the_first_product():
-    program = "import sys, outliers, outliers.quantization.convert, outlier_kernels.dispatch"
-    assert python(f"{program}\nprint(any('numba' in name for name in sys.modules))") == "False\n"
 
 
 AT_ONCE = """
@@ -187,15 +180,6 @@ def test_tensors_without_memory_of_the_cpu():
     with pytest.raises(ValueError, match="a pass reads and writes memory of the CPU, and meta"):
         codes.extremes(torch.empty(3, 4, device="meta"))
     assert codes.outlier_features(torch.empty(0, 4), 6.0).tolist() == []
-
-
-def test_shapes_alone():
-    x, weight = torch.randn(3, 16), layer()
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        assert dispatch.linear(mode.from_tensor(x), weight, threshold=1.0).shape == (3, 5)
-    weight = reference.Quantized(*(None if value is None else value.to("meta") for value in weight))
-    result = dispatch.linear(x.to("meta"), weight, threshold=1.0)
-    assert (result.device.type, result.shape) == ("meta", (3, 5))
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit.trace` is deprecated")

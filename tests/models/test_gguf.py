@@ -549,6 +549,7 @@ def put(position: int, form: str, *values):
 
 UP, DOWN = "blk.0.ffn_up.weight", "blk.1.ffn_down.weight"
 DAMAGE = {  # what was done, and what is said
+    "empty": (of_bytes(lambda content: b""), "is not in GGUF format"),
     "magic": (put(0, "4s", b"GGML"), "is not in GGUF format"),
     "tensor count": (put(8, "<Q", 2**63), "is damaged: it claims 9,223,372,036,854,775,808 tensors"),
     "more tensors": (put(8, "<Q", 60_000), "cannot read"),
@@ -558,7 +559,9 @@ DAMAGE = {  # what was done, and what is said
     "long list": (at("tokenizer.ggml.token_type", 8, "<Q", 100_000), "cannot read"),
     "string length": (at("tokenizer.ggml.model", 4, "<Q", 2**62), "cannot read"),
     "layers": (at("llama.block_count", 4, "<i", 2**31 - 1), "it claims 2147483647 layers and holds 2"),
+    "no layer": (at("llama.block_count", 4, "<i", 0), "it claims 0 layers"),
     "no heads": (at("llama.attention.head_count", 4, "<i", 0), "is damaged: its 'attention.head_count' is 0"),
+    "no key heads": (at("llama.attention.head_count_kv", 4, "<i", -1), "its 'attention.head_count_kv' is -1"),
     "width": (at("llama.embedding_length", 4, "<i", 2**31 - 1), "cannot read|has other sizes"),
     "vocabulary": (at("llama.vocab_size", 4, "<i", 2**31 - 1), "asks for vocab_size"),
     "inner width": (at("llama.feed_forward_length", 4, "<i", 2**31 - 1), "asks for intermediate_size"),

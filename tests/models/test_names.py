@@ -4,7 +4,6 @@ import json
 import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 
@@ -16,7 +15,6 @@ from outliers.metrics.keys import observed_channels
 from outliers.metrics.records import AFTER, ATTENDED, BEFORE
 from outliers.models.anatomy.names import state_names
 from tests.small_models import make_model
-from tests.typed import call
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -106,23 +104,6 @@ def test_a_name_says_layer_and_role(blocks):
     assert seen == [(0, "attn_in"), (1, "ffn_out")]
 
 
-def test_hooks_by_names_of_transformerlens(blocks):
-    model, seen = make_model("gpt2"), []
-    with outliers.hooks(model, lambda _, name, x: seen.append(name), names="transformerlens"):
-        outliers.perplexity(model, blocks[:1])
-    roles = ("attn_in", "attn_out", "ffn_in", "ffn_out")
-    assert seen == [in_transformerlens(layer, role) for layer in (0, 1) for role in roles]
-
-
-def test_what_a_hook_returns_goes_on_under_any_name(blocks):
-    model = make_model("gpt2")
-    with outliers.hooks(model, lambda _layer, _name, x: x.clamp(-1, 1), "attn_in", names="nnsight"):
-        changed = outliers.perplexity(model, blocks)
-    with outliers.hooks(model, lambda _layer, _role, x: x.clamp(-1, 1), "attn_in"):
-        assert outliers.perplexity(model, blocks) == changed
-    assert outliers.perplexity(model, blocks) != changed
-
-
 def test_a_place_by_either_name_is_one_variant():
     assert variant("zero(3@blocks.1.attn.hook_in)") == variant("zero(3@layers.1.attn_in)")
     assert variant("shuffle(3@q/blocks.0.ln2.hook_in,seed=1)").name == "shuffle(3@q/layers.0.ffn_norm,seed=1)"
@@ -139,13 +120,6 @@ def test_a_place_by_either_name_is_one_variant():
 def test_names_that_are_not_there(arguments, said):
     with pytest.raises(UserError, match=said), outliers.hooks(make_model("llama"), print, **arguments):
         pass
-
-
-def test_stacks_have_no_names_in_transformerlens():
-    model = outliers.load_model("pocket/t5-1.9m")
-    with pytest.raises(UserError, match="several stacks"), outliers.hooks(model, print, names="transformerlens"):
-        pass
-    assert "encoder.block[0].layer[0].SelfAttention.q.input" in state_names(model, "nnsight").values()
 
 
 def test_a_trace_knows_the_names(model, blocks, tmp_path):
@@ -170,12 +144,3 @@ def test_a_trace_of_an_earlier_version_has_no_paths(blocks):
     found.modules = {}
     assert found.hooks()["nnsight"].isna().all()
     assert found.hooks()["transformerlens"].notna().all()
-
-
-def test_tables_of_a_run_have_the_names(monkeypatch, capsys, tmp_path):
-    options = ("--blocks", 2, "--block", 64, "--out", tmp_path)
-    assert call(monkeypatch, capsys, "pocket/gpt2-0.1m", *options, command="trace")[0] == 0
-    for name in ("hidden_states", "largest_by_layer"):
-        table = pd.read_csv(tmp_path / f"{name}.csv")
-        assert table["transformerlens"].str.startswith("blocks.").all()
-        assert table["nnsight"].str.startswith("transformer.h[").all()

@@ -268,6 +268,7 @@ def test_modules_of_gptq_that_have_fields_of_their_own(tmp_path):
             {".*": {"rotation": "hadamard"}},
             r"gives modules '\.\*' the field 'rotation' .* expected some of bits, check",
         ),
+        ({".*": {"pack_dtype": "int8"}}, r"dynamic\.\*\.pack_dtype \"int8\"; expected one of int32"),
         ({".*": {"bits": 5}}, r"dynamic\.\*\.bits 5; expected one of 4, 2, 3, 8"),
     ],
 )
@@ -475,6 +476,7 @@ OF_INPUTS = {"config_groups": {"a": {"apply": [{"location": "input"}]}}}
         ("fp8", {"expert_dtype": "fp4"}, 'with expert_dtype "fp4"'),
         ("auto-round", {"packing_format": "auto_round:llm_compressor"}, "expected one of auto_round:auto_gptq"),
         ("auto-round", {"data_type": "mx_fp"}, 'with data_type "mx_fp"'),
+        (["gptq"], {}, "expected 16 or 32 bits"),
     ],
 )
 def test_what_is_not_undone_is_refused(method, fields, message, tmp_path):
@@ -553,11 +555,13 @@ def ints(*shape: int) -> torch.Tensor:
         ("gptq", {}, {"qweight": ints(64)}, "cannot load '{}.qweight'"),
         ("gptq", {}, {"weight": torch.zeros(64, 64)}, "holds a tensor twice: '{}.weight' in .* and '{}.qweight'"),
         ("gptq", {"quant_method": "bitsandbytes"}, {}, "holds packed codes '.*qweight', and .* says 'bitsandbytes'"),
+        ("awq", {}, {"qweight": ints(8, 64)}, r"'{}.qzeros' .* expected I32 of the shape \(1, 64\)"),
         ("awq", {"zero_point": False}, {}, "'.*qzeros' with zero points from 0 to 15; expected 8 everywhere"),
         ("int8", {"load_in_8bit": False}, {}, "'.*SCB'; expected none.*load_in_8bit False"),
         ("int8", {}, {"weight_format": torch.tensor(2).byte()}, "'{}.weight_format' with col_turing; expected row"),
         ("nf4", {"load_in_4bit": False}, {}, "'.*weight.absmax'; expected none.*load_in_4bit False"),
         ("nf4", {"bnb_4bit_quant_type": "fp4"}, {}, "'.*bitsandbytes__nf4'; expected fp4"),
+        ("nf4", {}, {"weight": torch.zeros(64, 1).byte()}, r"'{}.weight' as U8 of the shape \(64, 1\); .*\(2048, 1\)"),
         ("nf4", {}, {"weight.absmax": torch.zeros(64)}, "'{}.weight.absmax' as F32 .*; expected U8"),
         ("nf4", {}, {STATE: None}, "lacks '{}.weight.quant_state.bitsandbytes__nf4'"),
         ("compressed", W4_IN_GROUPS, {}, r"weight_scale' as F32 of the shape \(64, 4\); .*\(64, 2\).*group_size 64"),
@@ -567,10 +571,12 @@ def ints(*shape: int) -> torch.Tensor:
         ("compressed", {}, {"weight_shape": None}, "lacks '{}.weight_shape'"),
         ("compressed", {}, {"weight_shape": torch.tensor([64, 32])}, r"'{}.weight_packed' .*\(64, 8\); .*\(64, 4\)"),
         ("compressed", {}, {"weight_g_idx": ints(64)}, "'{}.weight_g_idx'; expected none"),
+        ("fp8", {"weight_block_size": [16, 64]}, {}, r"weight_scale_inv' as F32 .*\(2, 4\); expected .* \(4, 2\)"),
         ("fp8", {"weight_block_size": [16]}, {}, r"'weight_block_size' \[16\]; expected two whole numbers"),
         ("fp8", {}, {"weight_scale_inv": None}, "holds '{}.weight' as F8_E4M3; expected F64"),
         ("fp8", {}, {"weight": torch.zeros(64, 64)}, "'{}.weight' as F32 .* expected F8_E4M3"),
         ("hqq", {"quant_config": {"weight_quant_params": {"nbits": 8}}}, {}, "nbits' 4; expected 8, as its 'quant"),
+        ("hqq", {}, {"scale": torch.zeros(64, 1)}, r"'{}.scale' as F32 .*\(64, 1\); expected .*\(128, 1\)"),
         ("hqq", {}, {"shape": None}, "lacks '{}.shape'; expected what the library writes"),
         (
             "hqq",
