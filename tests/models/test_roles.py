@@ -1,12 +1,10 @@
 """Roles that a pass finds beside those of every stack: what reads them is traced, quantized, and told apart."""
 
 import itertools
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 import outliers
@@ -15,8 +13,6 @@ from outliers.criterion import QUANTIZED, ROUTER
 from outliers.errors import UserError
 from outliers.models.anatomy import layers_of, state_readers
 from outliers.models.hooks import attached, input_hooks
-from outliers.models.load import weights_hash
-from outliers.models.stream import stream_model
 from outliers.tracing.result import Trace
 from outliers.variants.edges import replaced_readers
 from scripts.every_type import tiny
@@ -135,42 +131,6 @@ def test_a_loss_that_is_not_that_of_the_layers():
     )
     with pytest.raises(UserError, match="the loss of 'phi' by its layers and its head"):
         outliers.perplexity(model, BLOCKS % 100)
-
-
-SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "vocab_size": 100, "pad_token_id": 0}
-SMALL |= {"bos_token_id": 1, "eos_token_id": 2}
-SHARING = {
-    "zamba2": {"num_hidden_layers": 4, "num_key_value_heads": 4, "mamba_d_state": 8, "n_mamba_heads": 8}
-    | {"mamba_headdim": 16, "mamba_ngroups": 1, "num_mem_blocks": 1, "adapter_rank": 8, "chunk_size": 8}
-    | {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]},
-    "gemma4_text": {"num_hidden_layers": 4, "num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 16}
-    | {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2, "sliding_window": 8}
-    | {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 100, "num_global_key_value_heads": 2},
-}
-
-
-def sharing(kind: str, folder: Path) -> str:
-    """The folder of a model whose layers share weights, or keys."""
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SMALL, **SHARING[kind]))
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            nn.init.normal_(parameter, std=0.08)
-    model.save_pretrained(folder)
-    return str(folder)
-
-
-def test_a_block_that_several_layers_share_is_read_for_each(tmp_path):
-    """A file has the weights of Zamba 2's shared block once, by the name of the first layer with it."""
-    name = sharing("zamba2", tmp_path)
-    resident, streamed = outliers.load_model(name), stream_model(name)
-    assert outliers.perplexity(streamed, BLOCKS % 100) == outliers.perplexity(resident, BLOCKS % 100)
-    assert streamed.stream.weights_hash() == weights_hash(resident)
-
-
-def test_layers_that_read_keys_of_others_are_not_streamed(tmp_path):
-    with pytest.raises(UserError, match=r"layer 2 of '.*' reads what layer 0 has made, .*; run it without --stream"):
-        stream_model(sharing("gemma4_text", tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["deepseek_v3", "qwen2_moe", "gpt_oss"])

@@ -8,14 +8,8 @@ from types import MethodType, SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    PretrainedConfig,
-    PreTrainedModel,
-)
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutput
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.pytorch_utils import Conv1D
 
 from outliers import adopt, damage, hooks, load_model, perplexities, perplexity, plant, quantize, trace, variant
@@ -24,10 +18,13 @@ from outliers.models.anatomy import OWN, layers_of, projections
 from outliers.models.anatomy.experts import call_by_projection
 from outliers.models.anatomy.found import _key
 from outliers.models.hooks import attached
+from outliers.models.load import weights_hash
 from outliers.models.names import CACHE
 from outliers.models.stream import stream_model
-from scripts.every_type import checks, loss_of, made_small, text_of, tiny, tried
+from outliers.quantization.schemes import SCHEMES
+from scripts.every_type import checks, loss_of, text_of, tiny, tried
 from tests import conftest
+from tests.fake import product_under
 
 NAMED = [
     *("mamba", "mamba2", "falcon_h1", "recurrent_gemma", "qwen3_next", "lfm2", "nemotron_h", "deepseek_v3"),
@@ -73,37 +70,24 @@ EXACT = [
     *("cohere2", "deepseek_v3", "falcon_h1", "gemma3n_text", "lfm2", "llama4_text", "mamba", "nemotron_h", "olmo3"),
     "phi",
 ]
-# Of each scheme: the largest code, the axis along which values share a scale, and the least magnitude of an outlier.
-EQUATIONS = {"absmax": (127, None, math.inf), "w4a4": (7, 1, math.inf), "llm.int8": (127, 1, 6.0)}
 
 
-def fake_product(scheme: str, x: torch.Tensor, module: nn.Module) -> torch.Tensor:
-    """The output of a projection for inputs (tokens, features), both of its operands rounded in float64."""
-    most, axis, least = EQUATIONS[scheme]
-    weight = module.weight.T if isinstance(module, Conv1D) else module.weight
-    outliers = x.abs().amax(0) >= least
-
-    def rounded(matrix: torch.Tensor) -> torch.Tensor:
-        matrix = matrix.masked_fill(outliers, 0)
-        largest = matrix.abs().amax() if axis is None else matrix.abs().amax(axis, keepdim=True)
-        scale = torch.where(largest > 0, largest / most, 1.0)
-        return (matrix / scale).round() * scale
-
-    product = rounded(x) @ rounded(weight).T + x[:, outliers] @ weight[:, outliers].T
-    return product if module.bias is None else product + module.bias
-
-
-@conftest.in_turn("kind scheme", EXACT, EQUATIONS)
+@conftest.in_turn("kind scheme", EXACT, ["absmax", "w4a4", "llm.int8"])
 def test_a_loss_under_a_scheme_is_that_of_fake_quantization(kind, scheme):
     """That of transformers' own pass in float64, in which every projection computes the equation of the scheme."""
     model, text, outliers = tiny(kind).double(), text_of("causal"), []
+    operands = SCHEMES[scheme].activations, SCHEMES[scheme].weights, SCHEMES[scheme].outlier_threshold
     for name, parameter in model.named_parameters():
         if "norm" in name and parameter.shape == (64,):
             parameter[::16] *= 8
 
     def fake(module: nn.Module, inputs: tuple, output: torch.Tensor) -> torch.Tensor:
+        if not inputs[0].any():  # zeros, as Gemma 3n has them, have no scale
+            return output
         outliers.append(bool((inputs[0].abs() >= 6).any()))
-        return fake_product(scheme, inputs[0].flatten(0, -2), module).view(output.shape)
+        weight = module.weight.T if isinstance(module, Conv1D) else module.weight
+        product = product_under(inputs[0].flatten(0, -2), weight, *operands)
+        return (product if module.bias is None else product + module.bias).view(output.shape)
 
     def loss() -> float:
         return sum(loss_of(model, block) for block in text) / len(text)
@@ -190,12 +174,6 @@ def test_positions_that_are_no_tokens_are_refused(tmp_path):
     for measured in (trace, partial(damage, scheme="absmax", by=["error"]), streamed):
         with pytest.raises(UserError, match="states of 56 positions for 24 tokens"):
             measured(model, ids)
-
-
-def test_layers_that_share_keys_are_damaged_one_by_one():
-    """Gemma 4, of which an earlier layer that is passed over makes no keys for later ones."""
-    found = damage(tiny("gemma4_text"), torch.randint(100, (1, 24)), "absmax", by=["layer"])
-    assert found.layers["perplexity_only"].notna().all()
 
 
 def test_heads_that_read_more_than_the_last_states_are_refused():
@@ -299,41 +277,14 @@ def _twice(model: nn.Module) -> nn.Module:
     return model
 
 
-def test_a_trace_has_roles_of_some_layers_alone():
-    """Nemotron-H has in each layer a recurrence, an attention or a feed-forward part."""
-    model = tiny("nemotron_h")
-    blocks = torch.randint(3, 512, (1, 24))
-    found = trace(model, blocks)
-    roles = [
-        {"attn_in": bool(layer.anatomy.attn_in), "ffn_in": bool(layer.anatomy.ffn_in)} for layer in layers_of(model)
-    ]
-    assert any(not of["ffn_in"] for of in roles) and any(not of["attn_in"] for of in roles)
-    for role in ("attn_in", "ffn_in"):
-        squares = found.statistics[f"{role}.squares"].sum(1) > 0
-        assert squares.tolist() == [of[role] for of in roles]
-    assert not found.heads, "sinks are of models in which every layer attends"
-
-
-@pytest.mark.parametrize("kind", ["llava", "aya_vision", "deepseek_vl"])
-def test_the_text_part_of_a_model_that_takes_pictures(kind, tmp_path):
-    """Its loss is that of the whole model: Aya's head scales no logits, and DeepSeek's is its embedding."""
-    default = AutoConfig.for_model(kind)
-    config = type(default).from_dict(made_small(default.to_dict()))
-    torch.manual_seed(0)
-    model = AutoModelForImageTextToText.from_config(config).eval().requires_grad_(False)
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)
-    model.save_pretrained(tmp_path)
-    blocks = torch.randint(5, 512, (2, 24))
-    found = math.log(perplexity(load_model(str(tmp_path)), blocks))
-    assert found == pytest.approx(sum(loss_of(model, block) for block in blocks) / 2, rel=1e-6)
-
-
 @pytest.mark.parametrize(
     ("kind", "family"),
     [
         ("emu3", "causal"),  # the checkpoint names its class
         ("moss_transcribe_diarize", "causal"),  # its text part has no head of its own
+        ("llava", "image-text"),
+        ("aya_vision", "image-text"),  # its head scales no logits
+        ("deepseek_vl", "image-text"),  # its head is its embedding
         ("qwen3_vl", "image-text"),  # transformers makes no text part alone
         ("minimax_m3_vl", "image-text"),  # names that the rules of the whole model alone know
         ("qwen3_vl_moe", "image-text"),  # and its experts are split by their size
@@ -364,7 +315,9 @@ def test_a_block_that_layers_share_is_streamed(tmp_path):
     """Zamba's, of which a checkpoint holds one."""
     model, ids = tiny("zamba"), text_of("causal")
     model.save_pretrained(tmp_path)
-    assert perplexity(stream_model(str(tmp_path)), ids) == perplexity(model, ids)
+    streamed = stream_model(str(tmp_path))
+    assert perplexity(streamed, ids) == perplexity(model, ids)
+    assert streamed.stream.weights_hash() == weights_hash(load_model(str(tmp_path)))
 
 
 def assert_everything(model: nn.Module, own: nn.Module, ids: torch.Tensor) -> None:
@@ -374,14 +327,6 @@ def assert_everything(model: nn.Module, own: nn.Module, ids: torch.Tensor) -> No
     losses = [nn.functional.cross_entropy(one, block[1:]) for one, block in zip(logits, ids, strict=True)]
     found = {name: check() for name, check in checks(model, ids, float(sum(losses) / 2)) if name != "stream"}
     assert [name for name, passes in found.items() if not passes] == []
-
-
-class OwnConfig(PretrainedConfig):
-    model_type = "of-nobody-else"
-
-    def __init__(self, vocab_size=100, hidden_size=32, heads=4, depth=3, **others):
-        self.vocab_size, self.hidden_size, self.heads, self.depth = vocab_size, hidden_size, heads, depth
-        super().__init__(**others)
 
 
 class OwnLayer(nn.Module):
@@ -400,54 +345,6 @@ class OwnLayer(nn.Module):
         mixed = scores.masked_fill(later, -math.inf).softmax(-1) @ v
         x = x + self.tell(mixed.transpose(1, 2).flatten(2))
         return x + self.narrow(nn.functional.gelu(self.wide(self.second(x))))
-
-
-class OwnStack(PreTrainedModel):
-    config_class = OwnConfig
-
-    def __init__(self, config: OwnConfig):
-        super().__init__(config)
-        self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.steps = nn.ModuleList(OwnLayer(config.hidden_size, config.heads) for _ in range(config.depth))
-        self.end = nn.LayerNorm(config.hidden_size)
-        self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.tokens
-
-    def forward(self, input_ids: torch.Tensor, **_others) -> BaseModelOutputWithPast:
-        x = self.tokens(input_ids)
-        for step in self.steps:
-            x = step(x)
-        return BaseModelOutputWithPast(last_hidden_state=self.end(x))
-
-
-class OwnModel(PreTrainedModel):
-    config_class, base_model_prefix = OwnConfig, "stack"
-
-    def __init__(self, config: OwnConfig):
-        super().__init__(config)
-        self.stack, self.words = OwnStack(config), nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.words
-
-    def forward(self, input_ids: torch.Tensor, **others) -> CausalLMOutput:
-        return CausalLMOutput(logits=self.words(self.stack(input_ids, **others).last_hidden_state))
-
-
-def test_a_model_of_ones_own_that_transformers_does_not_know():
-    torch.manual_seed(0)
-    model, ids = OwnModel(OwnConfig()).eval(), torch.randint(100, (2, 24))
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)
-    anatomy = layers_of(model)[0].anatomy
-    roles = [getattr(anatomy, role) for role in ("attn_in", "attn_out", "ffn_in", "ffn_out")]
-    assert roles == [("see",), ("tell",), ("wide",), ("narrow",)]
-    assert anatomy.norms == {"first": ("attn_in",), "second": ("ffn_in",)}
-    assert_everything(model, model, ids)
-    assert not list((CACHE / "anatomy").glob(f"{_key(model.config, OWN)}*")), "its code may change"
 
 
 class OwnModule(nn.Module):
@@ -474,9 +371,13 @@ def test_a_plain_module_of_ones_own(tmp_path):
     with pytest.raises(UserError, match=r"or outliers\.adopt\(model\)"):
         perplexity(module, ids)
     model = adopt(module)
-    assert layers_of(model)[0].anatomy.attn_in == ("see",) and layers_of(model)[2].path == "stack.module.steps.2"
+    anatomy = layers_of(model)[0].anatomy
+    roles = [getattr(anatomy, role) for role in ("attn_in", "attn_out", "ffn_in", "ffn_out")]
+    assert roles == [("see",), ("tell",), ("wide",), ("narrow",)] and layers_of(model)[2].path == "stack.module.steps.2"
+    assert anatomy.norms == {"first": ("attn_in",), "second": ("ffn_in",)}
     assert_everything(model, module, ids)
     assert isinstance(module.words, nn.Linear) and module.words.weight is module.tokens.weight
+    assert not list((CACHE / "anatomy").glob(f"{_key(model.config, OWN)}*")), "its code may change"
 
 
 class Capped(OwnModule):
