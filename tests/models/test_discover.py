@@ -13,7 +13,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from outliers import anatomy
 from outliers.criterion import QUANTIZED
 from outliers.errors import UserError
-from outliers.models.anatomy import anatomy_of, found, layers_of, state_readers
+from outliers.models.anatomy import anatomy_of, found, layers_of
 from outliers.models.anatomy.discovery import find_stacks
 from outliers.models.anatomy.row import Anatomy
 from scripts.every_type import tiny
@@ -21,24 +21,25 @@ from tests import conftest, small_models
 from tests.subjects import test_families
 
 CASES = [*conftest.CONFIGS, *conftest.VARIANTS, *test_families.CONFIGS]
+RECURRENT_OR_LATENT = ("falcon_h1", "mamba2", "deepseek_v3")
 # What the layers of models are, as somebody read it off transformers' code: for each case how many follow each other.
 KNOWN = json.loads((Path(__file__).parent / "anatomies.json").read_text())
 FIELDS = (*QUANTIZED, "norms", "norms_of_sums", "norms_behind", "norm_offset", "attention", "cross_attention")
 FIELDS += ("experts", "bidirectional", "stack", "layers", "module", "config", "residual_scale")
-FIELDS += ("by_head", "fused_gate", "alibi", "window", "padded_positions")
+FIELDS += ("by_head", "fused_gate", "alibi", "window", "padded_positions", "router", "recurrent", "states")
 ADDED = ("positions", "embedding_norm")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *RECURRENT_OR_LATENT])
 def test_a_pass_finds_what_is_known(case):
-    model = test_families.made(case) if case in test_families.CONFIGS else small_models.make_model(case)
-    fields = FIELDS if case in test_families.CONFIGS else (*FIELDS, *ADDED)
-    found = []
-    for layer in layers_of(model):
-        parts = json.loads(json.dumps({name: value for name in fields if (value := getattr(layer.anatomy, name))}))
-        if "experts" in parts:  # test_experts.py compares what they consist of
-            parts = {name: of for name, of in parts.items() if name not in ("ffn_in", "ffn_out")}
-        found.append(parts)
+    of_another_family = case in test_families.CONFIGS
+    make = test_families.made if of_another_family else tiny if case in RECURRENT_OR_LATENT else small_models.make_model
+    fields, found = FIELDS if of_another_family else (*FIELDS, *ADDED), []
+    for layer in layers_of(make(case)):
+        parts = {name: getattr(layer.anatomy, name) for name in fields}
+        for role in ("ffn_in", "ffn_out"):  # test_experts.py compares what experts consist of
+            parts[role] = [name for name in parts[role] if not name.startswith(f"{layer.anatomy.experts}.")]
+        found.append(json.loads(json.dumps({name: value for name, value in parts.items() if value})))
     assert [[len([*alike]), layer] for layer, alike in itertools.groupby(found)] == KNOWN[case]
 
 
@@ -70,60 +71,6 @@ def test_the_anatomy_command_shows_roles_shapes_and_what_stays_exact(capsys, mon
     assert "Layers 0–2: " in text and "Layers 3–60: " in text
     (router,) = [line.split()[1:3] for line in text.splitlines() if " router " in line]
     assert router == ["router", "mlp.gate"]
-
-
-ATTENTION = "self_attn.q_proj self_attn.k_proj self_attn.v_proj", "self_attn.o_proj"
-FEED_FORWARD = "mlp.gate_proj mlp.up_proj", "mlp.down_proj"
-# Of a layer: what reads a hidden state by its name, norms in front of roles and behind them, and whether it recurs.
-LAYERS = {
-    "falcon_h1": (
-        {"attn_in": "mamba.in_proj", "attn_in 2": ATTENTION[0], "attn_out": "mamba.out_proj"}
-        | {"attn_out 2": ATTENTION[1], "ffn_in": "feed_forward.up_proj feed_forward.gate_proj"}
-        | {"ffn_out": "feed_forward.down_proj"},
-        {"input_layernorm": ("attn_in",), "pre_ff_layernorm": ("ffn_in",)},
-        {},
-        True,
-    ),
-    "deepseek_v3": (
-        {"attn_in": "self_attn.q_a_proj self_attn.kv_a_proj_with_mqa", "attn_mid": "self_attn.q_b_proj"}
-        | {"attn_mid 2": "self_attn.kv_b_proj", "attn_out": ATTENTION[1], "ffn_out": "mlp.shared_experts.down_proj"}
-        | {"ffn_in": "mlp.shared_experts.gate_proj mlp.shared_experts.up_proj mlp.gate"},
-        {"input_layernorm": ("attn_in",), "post_attention_layernorm": ("ffn_in",)},
-        {},
-        False,
-    ),
-    "mamba2": ({"attn_in": "mixer.in_proj", "attn_out": "mixer.out_proj"}, {"norm": ("attn_in",)}, {}, True),
-    "cohere2": (
-        {"attn_in": ATTENTION[0], "attn_out": ATTENTION[1], "ffn_in": FEED_FORWARD[0], "ffn_out": FEED_FORWARD[1]},
-        {"input_layernorm": ("attn_in", "ffn_in")},
-        {},
-        False,
-    ),
-    "olmo3": (
-        {"attn_in": ATTENTION[0], "attn_out": ATTENTION[1], "ffn_in": FEED_FORWARD[0], "ffn_out": FEED_FORWARD[1]},
-        {},
-        {"post_attention_layernorm": "attn_out", "post_feedforward_layernorm": "ffn_out"},
-        False,
-    ),
-    "glm4": (
-        {"attn_in": ATTENTION[0], "attn_out": ATTENTION[1], "ffn_in": "mlp.gate_up_proj", "ffn_out": FEED_FORWARD[1]},
-        {"input_layernorm": ("attn_in",), "post_attention_layernorm": ("ffn_in",)},
-        {"post_self_attn_layernorm": "attn_out", "post_mlp_layernorm": "ffn_out"},
-        False,
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", LAYERS)
-def test_the_last_layer_of_a_type_as_its_code_has_it(kind):
-    model = tiny(kind)
-    layer, found = layers_of(model)[-1], {}
-    for one in state_readers(model, layer.number):
-        if ".experts" not in one.path:
-            found.setdefault(one.layer_state[1], []).append(one.path.removeprefix(f"{layer.path}."))
-    anatomy = layer.anatomy
-    parts = {state: " ".join(names) for state, names in found.items()}
-    assert (parts, anatomy.norms, anatomy.norms_behind, anatomy.recurrent) == LAYERS[kind]
 
 
 def test_every_weight_of_a_layer_is_in_its_anatomy():
