@@ -59,7 +59,7 @@ TESTS = {
     "outliers/models/attention": "attention range caches keys",
     "outliers/models/stored/tensors": "weight_files quantization",
     "outliers/models/stored": "stored",
-    "outliers/models/skeleton": "checkpoint",
+    "outliers/models/skeleton": "models",
     "outliers/models/gguf": "gguf",
     "outliers/quantization/store": "quantization weight_files conformance",
     "outliers/quantization/products": "training rooms products",

@@ -196,7 +196,7 @@ def test_an_expert_with_few_tokens_is_calibrated_on_all(blocks, caplog):
 
 
 @pytest.mark.parametrize("case", MIXTURES)
-def test_int8_experts_on_disk_while_read_and_streamed(case, blocks, tmp_path):
+def test_int8_experts_on_disk_and_while_read(case, blocks, tmp_path):
     model = make_model(case)
     model.save_pretrained(tmp_path / "exact")
     small = quantize(model, "absmax-vector", keep="int8")
@@ -206,9 +206,6 @@ def test_int8_experts_on_disk_while_read_and_streamed(case, blocks, tmp_path):
     save_quantized(small, tmp_path / "int8")
     assert perplexity(load_quantized(tmp_path / "int8"), blocks) == expected
     assert perplexity(load_int8(str(tmp_path / "exact"), "absmax-vector"), blocks) == expected
-    assert perplexity(load_model(str(tmp_path / "exact")), blocks) == perplexity(model, blocks)
-    streamed = stream_model(str(tmp_path / "exact"))
-    assert perplexity(streamed, blocks) == perplexity(model, blocks)
 
 
 @pytest.mark.parametrize("case", MIXTURES)

@@ -76,22 +76,11 @@ def test_wikitext_is_detokenised():
     assert "= = Part = =" in articles[0]
 
 
-def test_emergence_along_the_training_is_kept():
-    table = pd.read_csv(POCKET / "emergence.csv")
-    assert set(table["model"]) == set(CAUSAL)
-    for _, points in table.groupby("model"):
-        assert len(points) >= 10
-        assert points["step"].is_monotonic_increasing
-        assert points["perplexity"].iloc[-1] < 0.2 * points["perplexity"].iloc[0]
-    last = table.groupby("model").last()
-    for name in CAUSAL:
-        assert last.loc[name, "parameters"] == load_model(name).num_parameters()
-
-
 def test_outlier_features_grow_with_size_and_with_training():
     """As in the paper: none in the smallest models, and in the larger ones they appear during training."""
     table = pd.read_csv(POCKET / "emergence.csv")
     last = table.groupby("model").last()
+    assert last["parameters"].to_dict() == {name: load_model(name).num_parameters() for name in CAUSAL}
     assert last.loc["pocket/gpt2-0.1m", "features_hit"] == 0
     middle = table[table["model"] == "pocket/gpt2-1.7m"].set_index("step")
     assert middle["features_hit"].iloc[0] == 0
@@ -104,16 +93,6 @@ def test_outlier_features_grow_with_size_and_with_training():
 
 def card(name: str) -> str:
     return (POCKET / name.removeprefix("pocket/") / "README.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("name", [name for name, objective in OBJECTIVES.items() if objective in READ])
-def test_loss_of_text_is_that_of_transformers(name):
-    objective = OBJECTIVES[name]
-    text = READ[objective]("sample", load_tokenizer(name), CONTEXT, 4)
-    model = MADE_BY[objective].from_pretrained(POCKET / name.removeprefix("pocket/"), dtype=torch.float32)
-    with torch.no_grad():
-        losses = [model(input_ids=one.ids[None], labels=one.labels[None]).loss.item() for one in text]
-    assert math.log(outliers.perplexity(load_model(name), text)) == pytest.approx(sum(losses) / 4, rel=1e-6)
 
 
 def test_loss_of_pictures_is_that_of_transformers_and_of_the_card():
