@@ -3,7 +3,6 @@
 import math
 import shutil
 import statistics
-from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from outliers.commands.damage import Damage
 from outliers.commands.sweep import Sweep
 from outliers.config.experiment import Experiment
 from outliers.models.anatomy import projections
-from outliers.models.anatomy.examples import IGNORED, Examples
+from outliers.models.anatomy.examples import IGNORED
 from outliers.runs.run import show
 from outliers.subjects.causal import ModelWithText
 from outliers.subjects.masked import masked_text
@@ -32,16 +31,6 @@ def tokenizer(**special):
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     usual = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]", "pad_token": "[PAD]"}
     return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]", **usual | special)
-
-
-@pytest.mark.parametrize("part", ["attention.self.key", "output.dense"])
-def test_planting_without_biases(part):
-    torch.manual_seed(0)
-    model = make("bert")
-    model.bert.encoder.layer[1].get_submodule(part).bias = None
-    planted, ids = outliers.plant(model, [3], 8), torch.arange(12)[None]
-    with torch.no_grad():
-        assert torch.allclose(planted(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
 
 
 def test_masks_are_those_of_the_seed():
@@ -97,14 +86,6 @@ def test_a_subject_whose_tokenizer_has_no_mask_token(monkeypatch, capsys, folder
 
 def test_each_token_between_the_special_ones_is_masked_in_a_sequence_of_its_own():
     assert Experiment(name="x", block=8, blocks=3, objective="each").sequences == 3 * 6
-
-
-def test_examples_of_several_seeds_have_as_many_bytes_as_are_known():
-    ids = torch.arange(8).view(2, 4)
-    of_seed = Examples(ids, ids)
-    assert Examples.joined([of_seed, of_seed]).sizes is None
-    sized = replace(of_seed, sizes=torch.tensor([3, 5]))
-    assert Examples.joined([sized, sized]).sizes.tolist() == [3, 5, 3, 5]
 
 
 def test_seeds_of_masks(folder):

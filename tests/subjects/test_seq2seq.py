@@ -27,7 +27,6 @@ from outliers.runs.run import show
 from outliers.show.section import Context
 from outliers.subjects.causal import ModelWithText
 from outliers.subjects.model_cache import describe, protocol_of
-from outliers.text.blocks import tokens_hash
 from outliers.tracing.trace import traces
 from outliers.views.growth import watched
 from outliers.views.latency import latency_section
@@ -89,16 +88,6 @@ def test_what_is_predicted(folder, case, sentinels, fields, found):
     else:
         with pytest.raises(UserError, match=found):
             subject.prepare()
-
-
-def test_seeds_of_spans(folder):
-    place = folder("t5")
-    subjects = [
-        ModelWithText(str(place), None, Experiment(name="x", **settings(place, mask_seed=seed))) for seed in (0, 0, 1)
-    ]
-    hashes = [tokens_hash(subject.blocks) for subject in subjects]
-    assert hashes[0] == hashes[1] != hashes[2]
-    assert [subject.request.get("mask_seed") for subject in subjects] == [None, None, 1]
 
 
 @pytest.fixture(scope="session")
@@ -200,14 +189,6 @@ def test_damage_by_stack():
     only = [outliers.quantize(model, "absmax", only=[layers]) for layers in ("layers.0:2", "layers.2:5")]
     assert list(found.stacks["perplexity_only"]) == [outliers.perplexity(one, examples("t5")) for one in only]
     assert list(found.stacks["perplexity_without"]) == list(found.stacks["perplexity_only"])[::-1]
-
-
-@pytest.mark.parametrize("scheme", ["absmax+smoothing=0.5", "w4a8-g8"])
-def test_remedies_and_formats(scheme):
-    exact = outliers.perplexity(made("t5"), examples("t5"))
-    calibration = outliers.calibrate(made("t5"), examples("t5"))
-    under = outliers.perplexity(outliers.quantize(made("t5"), scheme, calibration=calibration), examples("t5"))
-    assert under != exact and under == pytest.approx(exact, rel=0.1)
 
 
 @pytest.mark.parametrize("by", ["writers", "readers", "weights", "massive"])

@@ -73,22 +73,13 @@ def test_places_have_names(kind, shown):
     assert torch.equal(found.statistics["attention.sinks_tokens"], sinks.sum(0)), "a place is a position here"
 
 
-@pytest.mark.parametrize("size", [(8, 12), (16, 16)])
-def test_places_of_a_smaller_picture(size):
-    """Row and column are those of the picture, of whatever size."""
-    model = make("registers")
-    one = Examples(torch.randn(1, 3, *size), torch.tensor([[0]]))
-    names = outliers.trace(model, one, tokens=True).names
-    rows, columns = (pixels // 4 for pixels in size)
-    patches = [f"patch {row},{column}" for row in range(rows) for column in range(columns)]
-    assert [name for _, (name, _) in sorted(names.items())][:20] == [*BEFORE["registers"], *patches][:20]
-
-
 def test_map_over_the_picture():
     """Each panel has the largest values of a feature by row and column; a trace without places has none."""
     model = plant(make("registers"), [3, 17], 64.0)
     shown = Examples(torch.randn(3, 3, 8, 12), torch.tensor([[0], [1], [2]]))
     trace = outliers.trace(model, shown, tokens=True)
+    patches = [f"patch {row},{column}" for row in range(2) for column in range(3)]
+    assert [name for _, (name, _) in sorted(trace.names.items())] == [*BEFORE["registers"], *patches]
     panels = outliers.plot.patch_map(trace)
     features = trace.outlier_features()["feature"].tolist()
     assert sorted(features)[:2] == [3, 17] and len(panels) == len(features)
@@ -146,14 +137,6 @@ def test_data_set_of_the_hub(saved, monkeypatch):
     assert torch.equal(found.ids[1], torch.as_tensor(expected))
     with pytest.raises(UserError, match="'row 2 of owner/name' is not a readable picture"):
         pictures("owner/name", processor, config, 3)
-
-
-def test_pictures_without_a_class(saved):
-    save_pictures(saved / "flat")
-    found = pictures(saved / "flat", load_processor(str(saved / "vit")), load_config(str(saved / "vit")))
-    assert (found.labels == IGNORED).all()
-    with pytest.raises(UserError, match=r"nothing is predicted; expected .* pictures by class"):
-        outliers.perplexity(make("vit"), found)
 
 
 def rename_all(folder):
