@@ -14,6 +14,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outliers import Intervention, Quantized, UserError, ablate, calibrate, quantize, run, trace, variant
+from outliers.commands.ablate import Ablation
+from outliers.commands.damage import Damage
 from outliers.commands.trace import Tracing
 from outliers.metrics.perplexity import perplexities, perplexity
 from outliers.models.anatomy import anatomy_of, decoder_layers, experts_of, layers_of, projections
@@ -194,10 +196,19 @@ def test_hash_is_that_of_the_resident_model(folder, blocks, pieces):
 SHORT = {"block": 32, "blocks": 2, "stream": True}
 
 
-def test_other_weights_are_measured_again(tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (Tracing, {}),
+        (Damage, {"schemes": ["absmax"], "by": ["role"]}),
+        (Ablation, {"features": [1, 2], "methods": ["mean"]}),
+    ],
+    ids=["trace", "damage", "ablation"],
+)
+def test_other_weights_are_measured_again(kind, fields, tmp_path):
     """Those of a file that was changed at one place, and has its size and its time."""
     folder = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "model")
-    file, spec = folder / "model.safetensors", Tracing(model=str(folder), **SHORT)
+    file, spec = folder / "model.safetensors", kind(model=str(folder), **SHORT, **fields)
     before = run(spec, tmp_path / "out")
     times, content = file.stat(), bytearray(file.read_bytes())
     content[-2] ^= 64  # half or twice the last number
