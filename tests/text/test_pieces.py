@@ -76,18 +76,11 @@ KINDS = {
         normalizers.Sequence([normalizers.NFKC(), normalizers.Strip()]),
         pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]),
     ),
-    "unigrams without words": lambda: unigrams(normalizers.NFC()),
     "bert": lambda: trained(
         models.WordPiece(unk_token="<unk>", max_input_chars_per_word=50),
         trainers.WordPieceTrainer,
         normalizers.BertNormalizer(),
         pre_tokenizers.BertPreTokenizer(),
-    ),
-    "words": lambda: trained(
-        models.WordLevel(unk_token="<unk>"),
-        trainers.WordLevelTrainer,
-        normalizers.Lowercase(),
-        pre_tokenizers.Whitespace(),
     ),
     "seven characters": lambda: byte_pairs(words=pre_tokenizers.FixedLength(7)),
     "byt5, in Python": ByT5Tokenizer,
@@ -160,7 +153,7 @@ def test_tokens_are_those_of_the_whole(short, kind):
             assert sizes.min() >= 0
 
     check()
-    assert joined >= 15 or kind == "unigrams without words", "hardly any text was cut"
+    assert joined >= 15, "hardly any text was cut"
 
 
 def test_pieces_are_joined_in_the_middle_of_an_eighth_that_both_have(short):
@@ -217,7 +210,6 @@ def test_no_more_is_read_than_asked_for(short):
     for _ in range(20):
         next(found)
     assert sum(map(len, read)) < 20 * (256 + max(map(len, sample())))
-    assert whole("".join(read), tokenizer_of("gpt2"))[:10] == whole("".join(sample()), tokenizer_of("gpt2"))[:10]
 
 
 def test_a_tokenizer_without_tokens_ends(short):

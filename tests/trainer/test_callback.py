@@ -20,6 +20,7 @@ from tests.trainer.test_watch import BLOCKS, HELD_OUT, small
 from tests.typed import call
 
 STEPS = 6
+KEPT_LINES = (KEPT / "growth" / "rows.jsonl").read_bytes().splitlines(keepends=True)
 TEXTS = torch.randint(128, (32, 24), generator=torch.Generator().manual_seed(9))
 
 
@@ -152,12 +153,17 @@ def test_what_it_wrote_is_drawn(ran, monkeypatch, capsys):
     assert list(counts) == [row["value"] for row in records_in(folder) if row["metric"] == "count"]
 
 
-def test_the_growth_is_that_of_one_model():
+def test_the_growth_of_two_models_is_drawn_apart(tmp_path, monkeypatch, capsys):
     rows = records_in(KEPT / "growth")
     with pytest.raises(UserError, match="rows of 2 trained models"):
         outliers.plot.growth([*rows, *(row | {"model": "another"} for row in rows)])
     with pytest.raises(UserError, match="rows of 0 trained models"):
         outliers.plot.growth(records_in(KEPT / "training"))
+    lines = [line.replace(b"my-training", name) for name in (b"one", b"another") for line in KEPT_LINES[:3]]
+    (tmp_path / "rows.jsonl").write_bytes(b"".join(lines))
+    assert call(monkeypatch, capsys, "--redraw", tmp_path, "--out", tmp_path / "out", command="emergence")[0] == 0
+    assert {"growth.png", "growth-2.png"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["rows.jsonl"]
 
 
 DISTRIBUTED = """
