@@ -7,25 +7,23 @@ import pytest
 import torch
 from torch.nn import functional
 
-import outliers
 from outliers import Ablated, Intervention, Quantized, Together, UserError, calibrate, plant, quantize, run
 from outliers.commands.damage import Damage, damage
 from outliers.criterion import OF_EVERY_STACK
 from outliers.metrics.damages import damages_of
 from outliers.metrics.errors import block_errors
-from outliers.metrics.perplexity import perplexity, perplexity_of, variant_losses
+from outliers.metrics.perplexity import perplexity, variant_losses
 from outliers.metrics.places import place_choices, place_losses
 from outliers.metrics.records import Errors, Inputs, Places
 from outliers.models.anatomy import projections
 from outliers.models.anatomy.trust import check_found
-from outliers.models.load import load_model, load_tokenizer
+from outliers.models.load import load_model
 from outliers.quantization.schemes import SCHEMES, TABLE1
 from outliers.subjects.cell import Cell
 from outliers.subjects.given import Given
-from outliers.text.blocks import load_text, tokens_hash
+from outliers.text.blocks import tokens_hash
 from outliers.variants.draw import drawn
 from outliers.views.damage import damage_bars, damage_map, damage_section
-from tests.conftest import C4, needs_shared, needs_smollm2
 from tests.kept import kept
 from tests.small_models import inputs_of, make_model, names_of, padded, records_of, sample_blocks
 from tests.tracing.test_tracing import hooks
@@ -289,28 +287,3 @@ def test_parts_of_the_damage_are_shown_alone(by, tmp_path):
     assert bool(section.findings) == (by == ["error"]), "three blocks bear no claims"
     assert section.tables
     assert bool(section.drawings) == (by != ["model"])
-
-
-@needs_smollm2
-@needs_shared
-@pytest.mark.nightly("outliers/metrics/damages.py", "outliers/commands/damage.py", "outliers/quantization/")
-def test_where_absmax_breaks_a_real_model():
-    """Values of an independent computation: only ffn_in +10.6 %, ffn_out +74.9 %."""
-    name = "smollm2-135m"
-    model, blocks = load_model(name), load_text(str(C4), load_tokenizer(name), 512, 4)
-    unquantized = perplexity(model, blocks)
-    assert unquantized == pytest.approx(41.235, abs=0.001)
-    places = [("only", "ffn_in"), ("only", "ffn_out"), ("without", "ffn_out")]
-    asked = [one for one in place_choices(model, ABSMAX, "role") if (one.kind, one.place) in places]
-    found = map(perplexity_of, place_losses(model, blocks, ABSMAX, asked))
-    costs = {(one.kind, one.place): 100 * (value / unquantized - 1) for one, value in zip(asked, found, strict=True)}
-    assert costs["without", "ffn_out"] < 20
-    assert costs["only", "ffn_out"] == pytest.approx(74.9, abs=6), "two draws of rounding, where most is rounded"
-    assert costs["only", "ffn_in"] == pytest.approx(10.6, abs=3)
-    errors = outliers.damage(model, blocks, "absmax", by=["error"]).errors
-    first = errors.sort_values("largest").groupby("role").last()
-    assert first["largest"].to_dict() == pytest.approx(
-        {"attn_in": 11.8, "attn_out": 10.8, "ffn_in": 31.4, "ffn_out": 2960}, rel=0.01
-    )
-    place = first.loc["ffn_out", ["layer", "feature", "position"]]
-    assert place.tolist() == [11, 1229, 0]

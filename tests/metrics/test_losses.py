@@ -101,14 +101,6 @@ def test_ids_have_no_bytes(tmp_path):
         outliers.bits_per_byte(outliers.load_model(MODEL), ids, tokenizer, 32, 3)
 
 
-def test_mask_seeds_have_bytes_of_their_own(tmp_path):
-    fields = {"models": ["pocket/bert-1.4m"], "block": 32, "blocks": 2}
-    (first,), (second,) = (run(Cells(**fields, mask_seed=seed), tmp_path) for seed in (0, 1))
-    (both,) = run(Cells(**fields, mask_seeds=2), tmp_path)
-    assert first["bytes"] != second["bytes"] and both["bytes"] == first["bytes"] + second["bytes"]
-    assert both["bits_per_byte"] == pytest.approx((first["bits_per_byte"] + second["bits_per_byte"]) / 2)
-
-
 def test_tables_show_bits_where_rows_have_them(tmp_path):
     rows = run(Sweep(**SMALL, schemes=["fp32", "absmax"]), tmp_path)
     section = perplexity_section(rows)
@@ -274,9 +266,13 @@ def test_losses_of_tokens_add_up_to_the_difference_of_log_perplexities(tmp_path,
 
 
 def test_losses_of_tokens_are_means_over_mask_seeds(tmp_path):
+    """Whose bytes are those of the seed, as bits per byte have them."""
     fields = {"models": ["pocket/bert-1.4m"], "block": 32, "blocks": 2, "variants": ["w4a4"]}
     of_seeds = [{"mask_seed": 0}, {"mask_seed": 1}, {"mask_seeds": 2}]
-    found = [run(Cells(**fields, **seeds, metrics="token_losses"), tmp_path) for seeds in of_seeds]
+    found = [run(Cells(**fields, **seeds, metrics="perplexity,token_losses"), tmp_path) for seeds in of_seeds]
+    first, second, both = (rows[0] for rows in found)
+    assert first["bytes"] != second["bytes"] and both["bytes"] == first["bytes"] + second["bytes"]
+    assert both["bits_per_byte"] == pytest.approx((first["bits_per_byte"] + second["bits_per_byte"]) / 2)
     first, second, both = (parts_of(rows, "total")[0] for rows in found)
     assert both["value"] == pytest.approx((first["value"] + second["value"]) / 2, rel=1e-9)
     masked = {row["position"]: row for row in parts_of(found[0], "context") if row["sequence"] == 0}

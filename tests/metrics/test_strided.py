@@ -63,14 +63,6 @@ def test_the_second_half_of_blocks_is_the_rule_of_llama_cpp(model, tmp_path):
     assert sum(row["unit_counts"]) == scored.numel()
 
 
-def test_more_context_predicts_better(tmp_path):
-    """As of tokens that are scored in all; the same ones count twice in none."""
-    plain = measured(tmp_path, blocks=8)
-    strided = measured(tmp_path, blocks=29, stride=BLOCK // 4)
-    assert sum(strided["unit_counts"]) == 8 * BLOCK - 1, "all but the first token of the text"
-    assert strided["value"] < plain["value"]
-
-
 def test_bytes_are_of_scored_tokens(tmp_path):
     row = measured(tmp_path, blocks=3, scored=7)
     cut = cut_text("sample", load_tokenizer(MODEL), BLOCK, 3)
@@ -105,10 +97,3 @@ def test_each_block_begins_with_the_first_token():
 def test_what_does_not_fit_is_refused(options, message, tmp_path):
     with pytest.raises(UserError, match=message):
         run(Sweep(**{"models": [MODEL], "schemes": ["fp32"], "block": BLOCK, "blocks": 2} | options), tmp_path)
-
-
-def test_quantized_models_read_the_same_windows(tmp_path):
-    spec = Sweep(models=[MODEL], schemes=["fp32", "absmax"], block=BLOCK, blocks=9, stride=8)
-    exact, absmax = run(spec, tmp_path)
-    assert exact["unit_counts"] == absmax["unit_counts"]
-    assert 0 < absmax["paired_error"] < absmax["standard_error"]
