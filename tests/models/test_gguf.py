@@ -27,7 +27,7 @@ from outliers.models.load import load_config, load_model, load_tokenizer, quanti
 from outliers.models.source import find_model
 from outliers.models.stream import stream_model
 from tests import gguf_files
-from tests.conftest import CONFIGS, LLAMA, lasting, needs_smollm2, slow_but
+from tests.conftest import CONFIGS, LLAMA, needs_smollm2, slow_but
 from tests.gguf_files import (
     fields_of,
     random_codes,
@@ -99,15 +99,6 @@ def file(tmp_path_factory) -> Path:
 def own(file, tmp_path) -> Path:
     """A copy of it that a test may change."""
     return Path(shutil.copy(file, tmp_path / "own.gguf"))
-
-
-@pytest.fixture(scope="module")
-def copied(file, tmp_path_factory) -> Path:
-    """The same model as safetensors."""
-    folder = tmp_path_factory.mktemp("safetensors") / "small"
-    load_model(str(file)).save_pretrained(folder)
-    load_tokenizer(str(file)).save_pretrained(folder)
-    return folder
 
 
 # Weights
@@ -416,18 +407,6 @@ def test_rotary_embeddings_that_would_be_other_ones(tmp_path):
 
 
 # Everything that is measured of a model
-
-
-@pytest.mark.parametrize(
-    "more", [{"schemes": ["fp32", "llm.int8"]}, {"schemes": ["absmax"], "dtype": "bfloat16", "stream": True}]
-)
-def test_rows_are_those_of_a_copy_as_safetensors(more, tmp_path, file, copied):
-    found = {}
-    for model in (file, copied):
-        spec = Sweep(models=[str(model)], block=32, blocks=2, alpha=2, **more)
-        found[model] = [row | {"model": None} for row in lasting(sweep(spec, tmp_path / model.name))]
-    assert {row.pop("quantized_from") for row in found[file]} == {"Q4_1"}
-    assert found[file] == found[copied]
 
 
 def test_everybody_has_a_tokenizer_of_their_own(file):
