@@ -214,10 +214,8 @@ def test_a_run_finds_a_model_and_reads_its_tokenizer_once(tmp_path, calls_of):
 
 def test_debug_shows_what_a_library_said(folder, monkeypatch, capsys):
     alter_config(folder, model_type="gpt9")
-    arguments = [str(folder), "--block", 32, "--blocks", 1]
-    line = refused(monkeypatch, capsys, *arguments, command="trace")
-    code, _, shown = call(monkeypatch, capsys, *arguments, "--debug", command="trace")
+    code, _, shown = call(monkeypatch, capsys, str(folder), "--debug", command="trace")
     assert code == 2
     assert shown.startswith("Traceback")
     assert "transformers/models/auto/configuration_auto.py" in shown
-    assert shown.endswith(line)
+    assert "unknown architecture 'gpt9'" in shown.splitlines()[-1]
