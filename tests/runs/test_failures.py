@@ -21,7 +21,7 @@ from outliers.show.tables import Table
 from outliers.views.ablation import ablation_section
 from outliers.views.plan import plan_rows_section
 from tests.small_models import alter_config, alter_weights
-from tests.typed import call, refused
+from tests.typed import call
 
 MODEL, TEXT = "pocket/gpt2-0.1m", {"block": 32, "blocks": 2}
 
@@ -255,19 +255,6 @@ def test_in_data_frames_and_figures(tmp_path):
         labels = [text.get_text() for text in axes.figure.legends[0].get_texts()]
         assert "absmax" in labels and "failing" not in labels
         pyplot.close(axes.figure)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason", "stream"),
-    [(truncated, "are corrupt (", []), (with_nan, "hold NaN or inf in ", ["--stream"])],  # found while layers are read
-    ids=["resident", "streamed"],
-)
-def test_where_nothing_is_measured_the_reason_stands_once(monkeypatch, capsys, tmp_path, change, reason, stream):
-    model, out = damaged(tmp_path / "other", change), tmp_path / "out"
-    options = ["--scheme", "fp32,absmax,llm.int8", "--block", 32, "--blocks", 2, "--out", out]
-    said = refused(monkeypatch, capsys, model, *options, *stream)
-    assert said.startswith(f"the weights of '{model}' {reason}")
-    assert not [file.name for file in out.glob("*") if file.suffix in (".html", ".md", ".csv")]
 
 
 @pytest.mark.parametrize("command", ["origins", "plan --scheme absmax --cost 5%"])
