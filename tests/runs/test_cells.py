@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from outlier_kernels.formats import Quantizer
 
@@ -25,11 +25,9 @@ from outliers.commands.sweep import Sweep
 from outliers.config.experiment import Experiment
 from outliers.errors import UserError
 from outliers.metrics import records
-from outliers.metrics.measurement import StatesComputation, bundles_of
-from outliers.metrics.records import MemoryMetric as Footprint
-from outliers.metrics.records import Perplexity, StatesMetric
+from outliers.metrics.measurement import bundles_of
+from outliers.metrics.records import Perplexity
 from outliers.metrics.zeroshot import zeroshot
-from outliers.models import plugins
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
 from outliers.quantization.schemes import Scheme
@@ -38,11 +36,9 @@ from outliers.runs.run import run, stored_rows
 from outliers.show.section import Context
 from outliers.subjects.causal import ModelWithText
 from outliers.subjects.cell import Cell
-from outliers.subjects.configured import Configured
 from outliers.subjects.model_cache import ModelCache
 from outliers.subjects.row import COLUMNS, Row
 from outliers.terminal.progress import Progress
-from outliers.variants.quantized import EXACT
 from outliers.views.measured import measured_section
 from tests.conftest import read as page
 from tests.small_models import sample_blocks
@@ -50,7 +46,10 @@ from tests.typed import call, type_words
 
 MODEL = "pocket/gpt2-0.1m"
 SMALL = {"models": [MODEL], "block": 16, "blocks": 1}
-FIELDS = st.dictionaries(st.text(max_size=3), st.integers(0, 9) | st.text(max_size=3) | st.booleans(), max_size=3)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+FIELDS = st.dictionaries(
+    st.text(max_size=3), st.integers(0, 9) | FINITE | st.text(max_size=3) | st.booleans(), max_size=3
+)
 
 
 def test_what_rides_on_one_pass_is_answered_at_once():
@@ -69,6 +68,7 @@ def swept(out: Path, **fields) -> list[dict]:
 
 
 @given(subject=FIELDS, provenance=FIELDS, run=FIELDS)
+@example(subject={"where some end lines": "\u2028\u2029\x85\x0b\x0c\x1c\r"}, provenance={}, run={})
 def test_a_row_is_found_by_request_and_provenance_in_any_order(tmp_path_factory, subject, provenance, run):
     request = {"subject": subject, "variant": "fp32", "metric": {"name": "m"}}
     known = {name for _, names in COLUMNS for name in names.split()}
@@ -83,8 +83,9 @@ def test_a_row_is_found_by_request_and_provenance_in_any_order(tmp_path_factory,
         assert rows.find(other, provenance | {"more": 1}) is None
         assert rows.may_have(other)
         assert not rows.may_have(other | {"variant": "absmax"})
-    assert read_rows(folder) == [row]
-    assert Row.read(row.line) == row
+    (again,) = read_rows(folder)
+    assert again == row == Row.read(row.line)
+    assert list(again.records()[0]) == list(row.records()[0]), "in one order, which columns of tables follow"
 
 
 def test_numbers_of_numpy_and_tuples_are_kept():
@@ -92,16 +93,6 @@ def test_numbers_of_numpy_and_tuples_are_kept():
     request = {"subject": {"model": "m"}, "variant": "fp32", "metric": {"name": "m"}}
     (again,) = Row.read(Row(request=request, provenance={}, values=[value], run={}).line).values
     assert again == {"metric": "m", "value": 0.5, "features": [3, 17], "interval": [0.25, None]}
-
-
-def test_the_fields_of_a_row_are_in_one_order(tmp_path):
-    """Whether it was measured now or read: columns of tables follow them."""
-    request = {"subject": {"text": "t", "model": "m", "block": 8}, "variant": "fp32", "metric": {"name": "m"}}
-    row = Row(request=request, provenance={"zeta": 1, "beta": 2}, values=[{"metric": "m", "value": 1}], run={})
-    with Rows(tmp_path) as rows:
-        rows.add(row)
-    (again,) = read_rows(tmp_path)
-    assert list(again.records()[0]) == list(row.records()[0])
 
 
 def test_rows_of_other_candidates_are_not_shown(tmp_path):
@@ -132,11 +123,6 @@ def test_one_model_in_memory_serves_all_texts_and_knows_each():
     assert half.load(model_cache) is not one
 
 
-def test_a_cell_is_called_by_its_variant_where_one_is_meant():
-    assert Cell(ModelWithText(MODEL, None, Experiment(name="text")), EXACT, Perplexity()).name == "fp32, perplexity"
-    assert Cell(Configured(MODEL), EXACT, Footprint()).name == "memory"
-
-
 MINE = Scheme("mine", Quantizer("int8", "row"), Quantizer("int8", "column"), 3.0)
 SCHEMES = [
     MINE,
@@ -156,17 +142,12 @@ def test_schemes_of_one_name_and_other_parts_have_rows_of_their_own(tmp_path):
 # Any metric under any variant
 
 
-@pytest.fixture(scope="module")
-def model_and_blocks():
-    return load_model(MODEL), sample_blocks(MODEL, 16, 2)
-
-
 def values(rows: list[dict]) -> dict:
     return {(row["variant"], row["metric"]): row["value"] for row in rows}
 
 
-def test_metrics_under_variants_are_what_the_api_measures(tmp_path, model_and_blocks):
-    model, blocks = model_and_blocks
+def test_metrics_under_variants_are_what_the_api_measures(tmp_path):
+    model, blocks = load_model(MODEL), sample_blocks(MODEL, 16, 2)
     written = ["fp32", "absmax", "zero(3)", "zero(3)+llm.int8", "absmax+hadamard+skip=layers.0"]
     spec = Cells(models=[MODEL], variants=written, metrics="perplexity,agreement,top1", block=16, blocks=2)
     found = values(run(spec, tmp_path))
@@ -216,43 +197,6 @@ def test_tasks_generation_and_memory_under_variants(tmp_path):
     assert hashes["perplexity"] == hashes["zeroshot.acc"] == hashes["latency.decode"] != hashes["cache"]
 
 
-class Accuracy(StatesMetric):
-    """How often the most probable token is the next one."""
-
-    name = "accuracy"
-    computed_by = StatesComputation(
-        lambda model, ids, states, _exact: (model.get_output_embeddings()(states[:-1]).argmax(-1) == ids[1:]).tolist(),
-        lambda draws: [{"metric": "accuracy", "value": sum(map(sum, draws[0])) / sum(map(len, draws[0]))}],
-    )
-
-
-class Alone(StatesMetric):
-    """Whether it is given nothing of the unquantized model."""
-
-    name = "alone"
-    computed_by = StatesComputation(
-        lambda _model, _ids, _states, exact: exact is None,
-        lambda draws: [{"metric": "alone", "value": float(all(draws[0]))}],
-    )
-
-
-def test_a_metric_that_compares_nothing_is_given_nothing_to_compare_with(tmp_path):
-    """Beside one that compares."""
-    spec = Cells(models=[MODEL], metrics=[Alone(), "agreement"], variants=["absmax"], block=16, blocks=1)
-    assert values(run(spec, tmp_path))["absmax", "alone"] == 1
-
-
-def test_a_metric_of_ones_own(tmp_path, model_and_blocks):
-    model, blocks = model_and_blocks
-    spec = Cells(models=[MODEL], metrics=[Accuracy(), "perplexity"], variants=["fp32", "absmax"], block=16, blocks=2)
-    found = values(run(spec, tmp_path))
-    with torch.inference_mode():
-        predicted = model(blocks).logits[:, :-1].argmax(-1)
-    assert found["fp32", "accuracy"] == (predicted == blocks[:, 1:]).double().mean().item()
-    assert values(run(spec, tmp_path)) == found
-    assert len(read_rows(tmp_path)) == 4, "it is found again"
-
-
 def test_a_table_says_what_has_several_values_a_cell(tmp_path):
     spec = Cells(metrics=["perplexity", "weights"], **SMALL)
     table = measured_section(run(spec, tmp_path), Context(spec, tmp_path)).tables[0]
@@ -274,14 +218,14 @@ def test_the_command(monkeypatch, capsys, tmp_path):
     assert 'src="data:' in (page := (tmp_path / "report.html").read_text()) or "<svg" in page, "with its figure"
 
 
-def example(of: str) -> str:
+def example_of(of: str) -> str:
     """The lines of a page that have a class."""
     return next(one for one in re.findall(r"```python\n(.*?)```", page("docs/metrics.md"), re.DOTALL) if of in one)
 
 
 def test_a_metric_is_a_record(monkeypatch, tmp_path):
     module = tmp_path / "hits.py"
-    module.write_text(example("class Hits").partition("\n\nfields =")[0])
+    module.write_text(example_of("class Hits").partition("\n\nfields =")[0])
     first = "import hits, outliers.commands.measure"
     subprocess.run([sys.executable, "-c", first], check=True, cwd=tmp_path)  # nothing that it imports imports it
     monkeypatch.syspath_prepend(tmp_path)
@@ -298,7 +242,7 @@ def test_a_metric_is_a_record(monkeypatch, tmp_path):
 
 
 def test_a_command_is_a_file(monkeypatch, capsys, tmp_path):
-    (tmp_path / "largest.py").write_text(example("class Largest"))
+    (tmp_path / "largest.py").write_text(example_of("class Largest"))
     monkeypatch.setattr(folder, "__path__", [*folder.__path__, str(tmp_path)])
     monkeypatch.chdir(tmp_path)
     type_words(monkeypatch, "outliers")
@@ -310,16 +254,7 @@ def test_a_command_is_a_file(monkeypatch, capsys, tmp_path):
     assert (tmp_path / "results/largest/gpt2-0.1m/largest.md").exists()
 
 
-def test_a_plugin_takes_no_name_that_is_taken(monkeypatch):
-    class Entry:
-        name, dist = "perplexity", type("Distribution", (), {"name": "theirs"})()
-
-        load = dict
-
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [Entry])
-    plugins.plugins.cache_clear()
-    try:
-        with pytest.raises(UserError, match=r"plugin 'perplexity' of the installed .* is a metric whose name is taken"):
-            records.metrics()
-    finally:
-        plugins.plugins.cache_clear()
+def test_a_plugin_takes_no_name_that_is_taken(install):
+    install("theirs", "METRIC = object()\n", "perplexity = theirs:METRIC", "outliers.metrics")
+    with pytest.raises(UserError, match=r"plugin 'perplexity' of the installed .* is a metric whose name is taken"):
+        records.metrics()

@@ -3,7 +3,6 @@
 import codecs
 import mmap
 import shutil
-import threading
 import time
 from functools import cache
 from pathlib import Path
@@ -154,33 +153,27 @@ def test_an_experiment_has_all_its_kept_rows_and_none_of_others(name):
 
 OTHERWISE = {
     "models": ["other"],
-    "revisions": ["other"],
     "schemes": ["llm.int8-bnb"],
     "tasks": ["other"],
     "batches": [77],
     "dimensions": [77],
-    "methods": ["other"],
     "text": "other",
     "bos": True,
     "dtype": "float16",
     "device": "cuda",
     "revision": "other",
     "limit": 7,
-    **dict.fromkeys(("block", "blocks", "draws", "prompt", "tokens", "repeats", "context", "batch"), 77),
+    **dict.fromkeys(("prompt", "tokens", "repeats", "context", "batch"), 77),
     "alpha": 77.0,
     "headroom": 0.1,
     "seconds": 7.0,
     "hardware": [Hardware(hardware="other", gigabytes=1)],
-    "where": ["ffn_in"],
-    "seed": 77,
-    "scheme": "absmax",
     "skip": ["lm_head"],
     "transform": "hadamard",
     "attention": ["int8"],
     "router": True,
 }
-ELSEWHERE = {"name", "shows", "stream", "memory", "engine", "data", "features", "controls", "candidates"}
-ELSEWHERE |= {"calibration", "calibration_blocks", "by_token"}
+ELSEWHERE = {"name", "shows", "engine", "data", "candidates"}
 ASKED = {
     "figure1": SPECS["figure1"].model_copy(update={"schemes": ["llm.int8"]}),
     "table6": SPECS["table6"].model_copy(update={"schemes": ["llm.int8"]}),
@@ -204,59 +197,50 @@ def test_rows_of_what_was_asked_otherwise_are_not_shown(name, field):
 # What stands beside every number
 
 
-def sources(tmp_path: Path, *changes: tuple[str, str, str]) -> str:
-    """The hash of a copy of what it is of, in which texts of files are replaced."""
-    places = []
-    for package in (outliers, outlier_kernels):
-        folder = Path(package.__file__).parent
-        ignored = shutil.ignore_patterns("__pycache__", "*.safetensors")
-        copy = shutil.copytree(folder, tmp_path / folder.name, ignore=ignored)
-        places += [copy / room for room in provenance.ROOMS] if package is outliers else [copy]
-    for name, old, new in changes:
-        text = (tmp_path / name).read_text()
-        assert old in text
-        (tmp_path / name).write_text(text.replace(old, new, 1))
-    return provenance.hash_files(places)
+CODE = {
+    "twice.py": '"""A module."""\n\nALPHA = 6.0\n\n\ndef twice(x):\n    """Return it."""\n    return 2 * x\n',
+    "configs.yaml": "layers: 2\n",
+}
 
 
-def test_words_are_no_code(tmp_path):
-    name = "outliers/metrics/perplexity.py"
-    text = (Path(outliers.__file__).parent.parent / name).read_text()
-    line = next(line for line in text.splitlines() if line.startswith("import "))
-    changes = [(name, '"""', '"""Other words. '), (name, line, f"# a comment\n\n\n{line}  # and one more")]
-    assert sources(tmp_path, *changes) == provenance.code_hash()
-    assert len(provenance.code_hash()) == 12
+def hash_of(folder: Path, old: str, new: str) -> str:
+    """The hash of a package of this code, in which a text is replaced."""
+    (folder / "package").mkdir(parents=True)
+    for name, text in CODE.items():
+        (folder / "package" / name).write_text(text.replace(old, new))
+    return provenance.hash_files([folder / "package"])
 
 
 @pytest.mark.parametrize(
-    ("name", "old", "new"),
+    ("old", "new", "same"),
     [
-        ("outliers/criterion.py", "ALPHA = 6.0", "ALPHA = 6.5"),
-        ("outliers/models/configs.yaml", "layers: ", "layers: 1"),
-        ("outlier_kernels/reference.py", ".amin(", ".amax("),
-        ("outliers/quantization/layer.py", "return", "yield"),
-        ("outliers/variants/plant.py", " * ", " / "),
+        ("A module", "Other words", True),
+        ("Return it", "Other words", True),
+        ("\n\nALPHA", "\n\n\n# a comment\nALPHA", True),
+        ("6.0", "6.5", False),
+        (" * ", " / ", False),
+        ("return", "yield", False),
+        ("layers: 2", "layers: 3", False),
     ],
 )
-def test_other_code_has_another_hash(tmp_path, name, old, new):
-    assert sources(tmp_path, (name, old, new)) != provenance.code_hash()
+def test_a_hash_is_of_code_wherever_it_is_and_not_of_words(tmp_path, old, new, same):
+    assert (hash_of(tmp_path / "here", "", "") == hash_of(tmp_path / "there", old, new)) == same
 
 
 def test_code_is_parsed_again_where_a_file_of_it_changed(tmp_path, constants):
     constants(provenance.__name__, PARSED=tmp_path / "code")
-    code_hash, code = provenance.code_hash.__wrapped__, provenance.code_hash()
+    code_hash, code, parsed = provenance.code_hash.__wrapped__, provenance.code_hash(), []
     assert code_hash() == code
-    constants(provenance.__name__, hash_files=lambda _places: "0" * 12)
+    assert len(code) == 12
+    constants(provenance.__name__, hash_files=lambda places: parsed.append(places) or "0" * 12)
     assert code_hash() == code
     constants(provenance.__name__, ROOMS=provenance.ROOMS[1:])
     assert code_hash() == "0" * 12
     (tmp_path / "code").write_text("torn")
     assert code_hash() == "0" * 12
-
-
-def test_all_places_of_code_are_there():
-    package = Path(outliers.__file__).parent
-    assert all((package / room).exists() for room in provenance.ROOMS)
+    package, kernels = (Path(module.__file__).parent for module in (outliers, outlier_kernels))
+    assert parsed == 2 * [[*(package / room for room in provenance.ROOMS), kernels]]
+    assert all(place.exists() for place in parsed[0])
 
 
 def megabytes(spent: provenance.Spent) -> float:
@@ -284,34 +268,6 @@ def test_a_measurement_has_its_own_memory(constants, clear):
     assert outer.fields["wall_seconds"] >= large.fields["wall_seconds"] >= 0.1
     assert set(outer.fields) == {*provenance.environment("cpu"), "wall_seconds", "peak_memory_bytes"}
     assert not provenance._measuring
-
-
-def test_measurements_of_several_threads(monkeypatch):
-    """One that begins while another one lasts takes nothing from it."""
-    found, allocated = {}, threading.Event()
-
-    def long():
-        with provenance.measuring("cpu") as spent:
-            tensor = two_hundred_megabytes()
-            del tensor
-            allocated.set()
-            time.sleep(0.2)
-        found["long"] = spent
-
-    thread = threading.Thread(target=long)
-    thread.start()
-    allocated.wait()
-    with provenance.measuring("cpu") as spent:
-        time.sleep(0.05)
-    thread.join()
-    assert megabytes(found["long"]) - megabytes(spent) == pytest.approx(200, abs=40)
-
-
-def test_a_measurement_that_fails_is_over():
-    with pytest.raises(ValueError, match="broken"), provenance.measuring("cpu") as spent:
-        raise ValueError("broken")
-    assert not provenance._measuring
-    assert not spent.fields
 
 
 def test_rows_say_all_machines_that_measured_their_parts():
