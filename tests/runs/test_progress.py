@@ -1,6 +1,5 @@
 """How far a run is, where no terminal shows a bar; and what is left of it, with a clock of the tests."""
 
-import io
 import logging
 import math
 import os
@@ -42,7 +41,6 @@ from outliers.terminal.forecaster import Forecaster, Left, Mark, Steps
 from outliers.terminal.progress import Progress, over
 from outliers.variants.quantized import EXACT
 from tests.small_models import make_model
-from tests.typed import SMALL, call
 
 MODEL = "pocket/gpt2-0.1m"
 COUNTS = [("one", 2), ("two", 3)]  # experiments, with their blocks
@@ -129,11 +127,13 @@ def simulated(
 
 @pytest.mark.parametrize("load", LOADS)
 def test_forecasts_of_a_run_of_unequal_cells(load, clock, caplog, limits):
-    """Also where another program starts midway: the range then has room for it."""
+    """Also where another program starts midway: the range then has room for it. The bar is of the time that has passed:
+    its share never falls."""
     limits(SHORT=2)
     load, factor = LOADS[load]
+    shares = []
     with caplog.at_level(logging.INFO, "outliers"), Progress(clock=clock) as bar:
-        forecasts = simulated(load, clock, bar)
+        forecasts = simulated(load, clock, bar, look=lambda: shares.append((bar.age, bar.share() or 0)))
         whole = bar.age
     due = [(age, left) for age, left in forecasts if age > whole / 5]
     late = [(age, left) for age, left in due if left]
@@ -143,6 +143,8 @@ def test_forecasts_of_a_run_of_unequal_cells(load, clock, caplog, limits):
     assert sum(held) > 0.6 * len(held), "the range has it"
     assert sum(left.most < 8 * left.least for _, left in late) > 0.9 * len(late), "and is of use"
     assert 1 <= len(caplog.messages) <= 4, caplog.messages
+    assert shares == sorted(shares)
+    assert max(abs(share - age / whole) for age, share in shares if age > whole / 5) < 0.3
 
 
 def test_ranges_hold_the_time_of_nine_runs_in_ten():
@@ -158,17 +160,6 @@ def test_ranges_hold_the_time_of_nine_runs_in_ten():
                 age + left.least <= whole <= age + left.most for age, left in forecasts if left and age > whole / 5
             ]
     assert sum(held) > 0.9 * len(held)
-
-
-@pytest.mark.parametrize("load", LOADS)
-def test_a_bar_is_of_the_time(load, clock):
-    """Its share never falls, and is near to that of the time that has passed."""
-    shares = []
-    with Progress(clock=clock) as bar:
-        simulated(LOADS[load][0], clock, bar, look=lambda: shares.append((bar.age, bar.share() or 0)))
-        whole = bar.age
-    assert shares == sorted(shares)
-    assert max(abs(share - age / whole) for age, share in shares if age > whole / 5) < 0.3
 
 
 def test_a_range_is_as_wide_as_forecasts_moved(clock):
@@ -373,22 +364,6 @@ def test_lines_come_also_while_no_step_ends(limits, caplog):
     assert not module._open
 
 
-def test_a_terminal_has_a_bar_and_no_lines(monkeypatch, limits):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    limits(SECONDS=0.01)
-    clock = Clock()
-    with redirect_stderr(Terminal()) as stderr, Progress(4, description="m", clock=clock) as bar:
-        bar.skip(Steps(1))
-        bar.refresh()
-        assert "m: 00:00" in stderr.getvalue()
-        work(bar, clock, 20, 20)
-        bar.refresh()
-    assert re.search(r"m:  67%\|.*\| 00:40, about 13 to 30 s left", stderr.getvalue())
-
-
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_a_long_label_is_cut_and_the_bar_is_not(columns):
     master, terminal = os.openpty()
@@ -396,20 +371,12 @@ def test_a_long_label_is_cut_and_the_bar_is_not(columns):
     with open(master, "rb"), open(terminal, "w") as stderr, redirect_stderr(stderr):
         clock = Clock()
         with Progress(4, description="pocket/gpt2-5.9m, llm.int8-zeropoint, perplexity, " * 2, clock=clock) as bar:
+            begun = str(bar)
             work(bar, clock, 30, 30)
             line = str(bar)
+    assert re.fullmatch(r"pocket.*…: 00:00", begun)
     assert len(line) < columns
     assert re.fullmatch(r"pocket.*…:  50%\|█[^|]+\| 01:00, about 40 s to 2 min left", line)
-
-
-def test_a_command_says_a_line(monkeypatch, capsys, tmp_path, limits, calls_of):
-    limits(SECONDS=0.2)
-    calls_of("outliers.metrics.states._resident", lambda _calls: time.sleep(0.3))
-    code, _, err = call(monkeypatch, capsys, *SMALL, "--out", tmp_path)
-    lines = err.splitlines()
-    assert code == 0
-    first = "pocket/gpt2-0.1m, fp32, perplexity, blocks 0 to 1: since "
-    assert any(line.startswith(first) for line in lines)
 
 
 @pytest.mark.parametrize("several", [1, 2])
