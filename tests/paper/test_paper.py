@@ -1,7 +1,6 @@
 """The paper's tables and figures: published numbers, experiments, and the report that puts them on one page."""
 
 import csv
-import inspect
 import re
 import shutil
 import subprocess
@@ -9,23 +8,17 @@ import sys
 
 import pytest
 
-from outliers.app import commands, entry_of
 from outliers.commands.sweep import Sweep
 from outliers.commands.training import Training
-from outliers.config.fields import resolved
 from outliers.config.files import experiment_files
 from outliers.errors import UserError
-from outliers.metrics.records import metrics
 from outliers.paper.artefacts import ARTEFACTS, BEYOND
-from outliers.paper.linear_layers import LinearLayers
 from outliers.paper.published import Artefact, Published, comparison
 from outliers.paper.report import experiments_of, previewed, report_experiments
-from outliers.published.facts import published_elsewhere
 from outliers.published.numbers import published_models
 from outliers.quantization.schemes import TABLE1
 from outliers.runs.run import show
 from outliers.show.section import Section
-from outliers.views.measured import view_of
 from outliers.views.table4 import table4_section
 from tests.conftest import PAPER_TABLES, needs_paper
 from tests.kept import KEPT
@@ -137,14 +130,6 @@ def test_measured_beside_published():
     assert "out of memory" in {row[-2] for row in beside("table6", {}).cells}
 
 
-def test_published_elsewhere():
-    assert published_elsewhere(["pocket/gpt2-1m"]) is None
-    assert {row[0] for row in published_elsewhere(["openai-community/gpt2", "facebook/opt-13b"]).cells} == {
-        "gpt2",
-        "opt-13b",
-    }
-
-
 def test_values_published_elsewhere_stand_beside_table4():
     values = {"perplexity": 30.0, "count": 1, "layers": 0.5, "positions": 0.5, "top1_softmax": 0.4}
     rows = [
@@ -175,21 +160,6 @@ def test_a_new_table_is_one_row_its_experiments_and_its_values(tmp_path, monkeyp
     assert "2 of 2 cells have rows." in previewed(str(tmp_path / "table2.yaml"), tmp_path / "out", None, [])
 
 
-def test_another_scheme_of_the_table_breaks_no_published_table():
-    program = (
-        "from dataclasses import replace\n"
-        "from outliers.quantization import schemes\n"
-        "schemes.SCHEMES['mine'] = replace(schemes.SCHEMES['absmax'], name='mine')\n"
-        "schemes.TABLE1.append('mine')\n"
-        "from outliers.paper.report import ARTEFACTS\n"
-        "assert len(ARTEFACTS['table1'].published.values) == 45\n"
-        "from outliers.views.perplexity import perplexity_table\n"
-        "row = {'model': 'a', 'variant': 'mine', 'metric': 'perplexity', 'value': 1.0, 'dtype': 'float32'}\n"
-        "assert perplexity_table([row]).cells == [['mine', '1.00']]"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
-
-
 def test_every_table_and_figure_has_an_experiment_of_each_set():
     of_trainings = [spec.shows for spec in experiments_of("training")]  # which take a night
     of_paper = [name for name in ARTEFACTS if name not in (*BEYOND, *of_trainings)]
@@ -203,32 +173,9 @@ def test_every_table_and_figure_has_an_experiment_of_each_set():
     assert [*(spec.shows for spec in alone), *others] == list(BEYOND)
 
 
-def test_every_view_takes_rows_and_their_context():
-    measuring = [entry_of(name).runs for name in commands() if isinstance(entry_of(name).runs, type)]
-    views = [resolved(kind.view) for kind in (*measuring, LinearLayers) if kind is not Training]
-    views += filter(None, map(view_of, metrics().values()))
-    views += [artefact.view for artefact in ARTEFACTS.values() if artefact.view]
-    assert len(set(views)) > 25
-    for view in views:
-        first, second = list(inspect.signature(view).parameters)[-2:]
-        assert (first, second.removeprefix("_")) == ("rows", "context"), view
-
-
-def test_a_metric_is_shown_by_the_view_of_its_name():
-    shown = {name for name, metric in metrics().items() if view_of(metric)}
-    assert shown == {
-        *("perplexity", "token_losses", "zeroshot", "latency", "memory", "linear_layer", "continuation", "keys"),
-        *("origins", "range"),
-    }
-
-
 def test_a_kind_without_a_view_is_a_mistake():
     with pytest.raises(UserError, match=r"Training has no view: .* its field 'shows' names"):
         show(Training(runs={"a": {}}), "results", [])
-
-
-def test_a_device_replaces_that_of_the_files():
-    assert {spec.device for spec in experiments_of("paper", "cpu") if hasattr(spec, "device")} == {"cpu"}
 
 
 def test_the_papers_models_are_named_by_hub_id():
@@ -288,17 +235,11 @@ def test_models_that_cannot_be_reached_are_named_and_the_others_measured(tmp_pat
     assert [cell.strip() for cell in lines[0].split("|")] == ["", "Perplexity", "gpt2-0.1m", "gpt2-0.5m", ""]
 
 
-def _taken_apart(text: str) -> tuple[str, list[float]]:
-    """A text without its long fractions, and these."""
-    long = re.compile(r"-?\d+\.\d{9,}(?:e-?\d+)?")
-    return long.sub("", text), [float(number) for number in long.findall(text)]
-
-
 @pytest.mark.slow
 def test_redrawing_needs_no_model_and_gives_the_same_tables(tmp_path):
     folder = shutil.copytree(KEPT / "pocket", tmp_path / "pocket")
-    kept = {path: path.read_text() for path in folder.rglob("*") if path.suffix in (".md", ".csv")}
-    assert len(kept) > 30
+    kept = {path: path.read_text() for path in folder.rglob("*.md")}
+    assert len(kept) > 15
     for path in kept:
         path.unlink()
     program = (
@@ -309,10 +250,7 @@ def test_redrawing_needs_no_model_and_gives_the_same_tables(tmp_path):
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
-    # Fits end at other last digits on other processors; all else is the same to the byte.
-    for path, text in kept.items():
-        words, numbers = zip(*map(_taken_apart, (path.read_text(), text)), strict=True)
-        assert words[0] == words[1] and numbers[0] == pytest.approx(numbers[1], rel=1e-6), path
+    assert {path: path.read_text() for path in kept} == kept
     assert (folder / "report.html").exists()
 
 
