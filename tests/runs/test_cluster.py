@@ -5,10 +5,9 @@ import re
 import signal
 import subprocess
 import sys
-import threading
+from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
 
@@ -30,11 +29,8 @@ from outliers.terminal.forecaster import Steps
 from outliers.terminal.progress import Progress
 from tests.conftest import lasting, names
 from tests.runs.test_failures import test_a_cell_that_fails_costs_itself_alone as costs_itself_alone
-from tests.runs.test_failures import with_nan
 from tests.runs.test_survival import own
 from tests.small_models import alter_weights, trace_model
-from tests.subjects.test_families import made
-from tests.subjects.test_seq2seq import save
 from tests.typed import call, refused
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'outliers[cluster]'")
@@ -58,17 +54,6 @@ def sorted_rows(rows: list[dict]) -> list[tuple]:
     return sorted(str(sorted(row.items())) for row in lasting(rows))
 
 
-def kill_one_worker(killed: list[int], stop: threading.Event) -> None:
-    """Kill the first worker that is seen in the middle of measuring a cell of a pocket model."""
-    while not killed and not stop.wait(0.02):
-        for process in psutil.Process().children(recursive=True):
-            with_title = "".join(process.cmdline()) if process.is_running() else ""
-            if with_title.startswith("ray::pocket"):
-                process.kill()
-                killed.append(process.pid)
-                return
-
-
 IN_PARTS = {"models": MODELS[:1], "schemes": ["llm.int8"], "blocks": 7}
 CUT, WHOLE = {"by": ["error"]}, {"by": ["role", "layer"]}  # of a text that is cut, and of one that is not: many cells
 MEASURED = {
@@ -77,6 +62,9 @@ MEASURED = {
     "an ablation": Ablation(model=MODELS[0], block=64, blocks=2, features=[3, 7], methods=["zero", "mean"]),
     "errors": Damage(model=MODELS[0], block=64, blocks=5, schemes=["absmax"], **CUT),
     "damage by place": Damage(model=MODELS[0], block=64, blocks=5, schemes=["absmax"], **WHOLE),
+    "an encoder and a decoder": Sweep(models=["pocket/t5-1.9m"], schemes=["absmax"], block=30, blocks=4),
+    "masked tokens": Sweep(models=["pocket/bert-1.4m"], schemes=["absmax"], block=32, blocks=4),
+    "pictures": Sweep(models=["pocket/vit-0.3m"], schemes=["absmax"], blocks=4),
 }
 
 
@@ -95,19 +83,6 @@ def test_parts_of_a_text():
         assert engine.parts(7, 1) == [slice(0, 1), slice(1, 3), slice(3, 5), slice(5, 7)]
         assert engine.parts(2, 1) == [slice(0, 1), slice(1, 2)]
         assert engine.parts(7, 4) == [slice(0, 7)]
-
-
-def test_a_worker_that_is_killed_in_the_middle_costs_no_row(tmp_path):
-    longer = {**SWEEP, "models": MODELS[1:], "block": 256, "blocks": 32}
-    want = sweep(Sweep(**longer), tmp_path / "here")
-    killed, stop = [], threading.Event()
-    killer = threading.Thread(target=kill_one_worker, args=(killed, stop))
-    killer.start()
-    rows = sweep(Sweep(**longer, engine="ray"), tmp_path / "there")
-    stop.set()
-    killer.join()
-    assert killed, "no worker was killed"
-    assert lasting(rows) == lasting(want)
 
 
 ALONE = """
@@ -163,8 +138,15 @@ def test_a_ray_that_ends_costs_what_is_not_finished(tmp_path, name):
     assert set(kept) < set(finished())
 
 
-def always_dies(_model_cache, _job) -> None:
+def dies(_model_cache, _job) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dies_once(model_cache, job, died: Path) -> str:
+    if not died.exists():
+        died.touch()
+        dies(model_cache, job)
+    return "another worker"
 
 
 def number(_model_cache, _job, value: int) -> int:
@@ -173,27 +155,17 @@ def number(_model_cache, _job, value: int) -> int:
     return value
 
 
-def test_failing_cells_are_named_and_the_others_finish(monkeypatch, constants, capsys, tmp_path):
-    damaged = with_nan(own(tmp_path))
-    arguments = ["--model", MODELS[0], "--model", damaged, "--scheme", "fp32", "--block", "64", "--blocks", "4"]
-    code, _, err = call(monkeypatch, capsys, *arguments, "--engine", "ray", "--out", tmp_path / "out")
-    reason = f"the weights of '{damaged}' hold NaN or inf in 'transformer.h.0.mlp.c_fc.weight'; expected finite weights"
-    assert code == 1
-    failed = [line for line in err.splitlines() if line.startswith("failed: ")]
-    assert failed == [f"failed: {damaged}, fp32, perplexity: {reason}"]
-    assert err.splitlines()[-1].startswith("error: 1 cell failed, all others are finished")
-    assert [row["model"] for row in read_rows(tmp_path / "out") if "failed" not in row] == MODELS[:1]
-
+def test_a_task_whose_worker_dies_runs_again_or_fails_alone(constants, tmp_path):
     constants("outliers.runs.cluster", RETRIES=1)
-    arrived = []
+    job = SimpleNamespace(name="model")
+    cells = [Task(f"cell {value}", number, job, (value,), Steps(1)) for value in range(5)]
+    dying = [Task("once", dies_once, job, (tmp_path / "died",), Steps(1)), Task("always", dies, job, (), Steps(1))]
     with Progress(0) as bar, Cluster(Experiment(name="cells"), bar) as engine:
-        job = SimpleNamespace(name="model")
-        cells = [Task(f"cell {value}", number, job, (value,), Steps(1)) for value in range(5)]
-        for task, value in engine.run([Task("dying", always_dies, job, (), Steps(1)), *cells[:3], cells[4]]):
-            arrived.append(value if task.what != "dying" else str(value).partition(":")[0])
+        found = {task.what: value for task, value in engine.run([*dying, *cells[:3], cells[4]])}
         with pytest.raises(ValueError, match="three"):  # an error of a program ends the run
             list(engine.run(cells))
-    assert sorted(arrived, key=str) == [0, 1, 2, 4, "WorkerCrashedError"]
+    assert str(found.pop("always")).startswith("WorkerCrashedError: ")
+    assert found == {"once": "another worker", "cell 0": 0, "cell 1": 1, "cell 2": 2, "cell 4": 4}
 
 
 def test_a_variant_that_fails_costs_its_cells_alone(tmp_path):
@@ -215,14 +187,6 @@ def test_a_trace_in_parts_is_the_trace_of_all(tmp_path):
     assert Trace.load(tmp_path / "there" / "trace").sequences == 6
     (tmp_path / "there" / "rows.jsonl").unlink()  # as if it was killed between the trace and its rows
     assert lasting(trace_model(Tracing(**spec, engine="ray"), tmp_path / "there")[1]) == lasting(rows)
-
-
-def test_emergence_measures_equal_weights_once(tmp_path):
-    fields = {"models": [*MODELS, str(own(tmp_path))], "block": 64, "blocks": 2}
-    want = run(Emergence(**fields), tmp_path / "here")
-    rows = run(Emergence(**fields, engine="ray"), tmp_path / "there")
-    assert sorted_rows(rows) == sorted_rows(want)
-    assert sum("same_weights_as" in row for row in rows) == len(rows) // 3
 
 
 def test_of_equal_weights_the_first_name_is_measured(tmp_path, monkeypatch):
@@ -341,11 +305,6 @@ def test_a_cluster_that_is_there_is_used_and_else_one_is_made(monkeypatch, const
         assert engine.alone
         assert signal.getsignal(signal.SIGTERM) is usual
     assert asked == [("auto", None), (None, cluster.OBJECT_STORE), "shutdown"]
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    with pytest.raises(
-        UserError, match=r"no Ray cluster accepts a connection at RAY_ADDRESS=10.0.0.1:6379 " r"\(nobody answers\)"
-    ):
-        sweep(Sweep(models=MODELS, engine="ray"), "never-made")
 
 
 def test_without_ray_the_extra_is_named(monkeypatch, tmp_path):
@@ -361,25 +320,3 @@ def test_what_a_worker_warns_of_is_said_once(tmp_path, caplog):
     rows = sweep(Sweep(**fields, engine="ray"), tmp_path / "out")
     assert all(row["ignored_tensors"] == ["beside"] for row in rows)
     assert len([record for record in caplog.records if "has no place (beside)" in record.getMessage()]) == 1
-
-
-OTHERS = {  # families: what a small model reads, and in how much memory it is streamed
-    "seq2seq": ({"text": "text.txt", "block": 30}, "2MB"),
-    "vision": ({"models": ["pocket/vit-0.3m"]}, "2MB"),
-    "masked": ({"models": ["pocket/bert-1.4m"], "block": 32}, "6MB"),
-}
-
-
-@pytest.mark.parametrize("family", OTHERS)
-def test_other_families_by_two_workers_and_streamed(family, tmp_path):
-    fields, memory = OTHERS[family]
-    if family == "seq2seq":
-        save(made("t5"), tmp_path)
-        fields = fields | {"models": [str(tmp_path)], "text": str(tmp_path / "text.txt")}
-    asked = fields | {"schemes": ["fp32", "absmax"], "blocks": 4}
-    ways = {"here": {}, "ray": {"engine": "ray"}, "streamed": {"stream": True, "memory": memory}}
-    found = {
-        way: [(row["metric"], row["scheme"], row["value"]) for row in sweep(Sweep(**asked, **how), tmp_path / way)]
-        for way, how in ways.items()
-    }
-    assert found["here"] == found["ray"] == found["streamed"] != []
