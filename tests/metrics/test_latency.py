@@ -86,13 +86,6 @@ def test_the_head_of_an_int8_model_is_not_copied_for_each_sequence(saved, tmp_pa
     assert max(products.sizes) == head.numel()
 
 
-def test_milliseconds_a_token():
-    timings = Timings([10.0, 20.0], [[4.0, 6.0], [8.0, 2.0]], torch.zeros(2, 3, dtype=torch.int64))
-    assert timings.per_token == [2, 3, 4, 1]
-    assert timings.end_to_end == [20 / 6, 30 / 6]
-    assert quartiles([5.0]) == (5, 5, 5)
-
-
 def test_generations_that_do_not_fit(blocks):
     model = make_model("opt")
     assert latency(model, blocks, 40, 1).ids.shape == (3, 41), "the context of 64 tokens is full"
@@ -258,6 +251,7 @@ def test_rows_of_ways():
     assert (rows["other"]["times_16_bits_q1"], rows["other"]["times_16_bits_q3"]) == (1.25, 3)
     assert [rows["other"][f"milliseconds{end}"] for end in ("", "_q1", "_q3")] == [5, 3.5, 6.5]
     assert [rows["other"][f"{value}_smallest"] for value in ("milliseconds", "times_16_bits")] == [2, 2]
+    assert quartiles([5.0]) == (5, 5, 5)
 
 
 LAYERS = {"dimensions": [16, "24x8"], "tokens": 8, "seconds": 1e-6}

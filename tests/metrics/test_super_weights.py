@@ -15,16 +15,13 @@ from outliers.metrics.candidates import candidates
 from outliers.metrics.records import Candidates
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.quantization.linear import stored_weight
-from outliers.runs.loaded import measure_loaded
 from outliers.runs.run import show, stored_rows
 from outliers.runs.stages.super_weights import (
     CONTROLLED,
     cost_table,
     scalings,
-    super_weight_stages,
     treatments,
 )
-from outliers.subjects.given import Given
 from outliers.variants.massive import Massive
 from outliers.variants.term import WeightEntry
 from outliers.views.account import account_section
@@ -33,14 +30,12 @@ from tests.small_models import make_model, make_tokenizer
 from tests.views.shown import shown
 
 LAYER, OUTPUT, INPUT = 1, 5, 7
-PLANTED = [("llama", 0), ("gpt2", 1)]
-PLANTED += [pytest.param(*one, marks=pytest.mark.slow) for one in (("opt", 0), ("falcon", 1), ("gemma", 0))]
 
 
 @torch.no_grad()
-def written_by(model, seed: int, count: int = 8) -> torch.Tensor:
+def written_by(model, count: int = 8) -> torch.Tensor:
     """Token blocks (count, 32) that a model writes itself, so that whatever changes it makes them less likely."""
-    generator, ids = torch.Generator().manual_seed(seed), torch.arange(count)[:, None]
+    generator, ids = torch.Generator().manual_seed(0), torch.arange(count)[:, None]
     for _ in range(31):
         probabilities = model(ids).logits[:, -1].softmax(-1)
         ids = torch.cat([ids, probabilities.multinomial(1, generator=generator)], 1)
@@ -52,37 +47,21 @@ def weights_of(model) -> list[torch.Tensor]:
     return [stored_weight(one.module) for one in projections(model) if one.role == "ffn_out"]
 
 
-def with_super_weight(case: str, seed: int):
+def with_super_weight(case: str):
     model = make_model(case)
     up = [one.module for one in projections(model) if one.role == "ffn_in" and one.layer == LAYER]
     with torch.no_grad():
         for module in up:
             stored_weight(module)[INPUT] *= 12
-        weights_of(model)[LAYER][OUTPUT, INPUT] = 30.0 * (-1) ** seed
+        weights_of(model)[LAYER][OUTPUT, INPUT] = 30.0
     return model
 
 
-def section_of(model, blocks):
-    given = Given(model, list(blocks))
-    records = measure_loaded(given, super_weight_stages(given))
-    return account_section([record | {"model": "a/model"} for record in records])
-
-
-@pytest.mark.parametrize(("case", "seed"), PLANTED)
-def test_a_planted_weight_is_named_first(case, seed):
-    model = with_super_weight(case, seed)
-    section = section_of(model, written_by(model, seed))
-    first = section.tables[0].data.iloc[0]
-    assert (first["layer"], first["output"], first["input"]) == (LAYER, OUTPUT, INPUT)
-    assert section.findings[0].text.startswith(
-        f"Weight [{OUTPUT}, {INPUT}] of the second feed-forward projection of layer {LAYER} is the one super weight: "
-    )
-
-
-def test_candidates_are_where_spikes_meet():
+@pytest.mark.parametrize("case", ["gemma", "llama"])
+def test_candidates_are_where_spikes_meet(case):
     """Against hooks of torch alone."""
-    model = with_super_weight("gemma", 0)
-    blocks, seen = written_by(model, 0), []
+    model = with_super_weight(case)
+    blocks, seen = written_by(model), []
     (module,) = (one.module for one in projections(model) if one.role == "ffn_out" and one.layer == LAYER)
     hook = module.register_forward_hook(lambda _module, inputs, output: seen.append((inputs[0], output)))
     perplexity(model, blocks)
@@ -100,7 +79,7 @@ def test_a_candidate_by_activations_has_both_spikes():
     model = make_model("opt")
     with torch.no_grad():
         weights_of(model)[LAYER][OUTPUT, INPUT] = 1000.0
-    found = pd.DataFrame(candidates(model, written_by(model, 0), Candidates()))
+    found = pd.DataFrame(candidates(model, written_by(model), Candidates()))
     of_layer = found[(found["metric"] == "candidates.layer") & (found["layer"] == LAYER)].iloc[0]
     assert abs(of_layer["value"]) > SPIKE > abs(of_layer["spike"])
     assert found["found_by"].dropna().eq("weights").all()
@@ -108,7 +87,7 @@ def test_a_candidate_by_activations_has_both_spikes():
 
 def test_a_candidate_by_the_weights_stands_out_of_row_or_column():
     model = make_model("gpt2")
-    best = candidates(model, written_by(model, 0), Candidates(count=1))[-1]
+    best = candidates(model, written_by(model), Candidates(count=1))[-1]
     scores = [
         torch.maximum(one.abs() / one.abs().mean(1, keepdim=True), one.abs() / one.abs().mean(0, keepdim=True))
         for one in weights_of(model)
@@ -119,8 +98,8 @@ def test_a_candidate_by_the_weights_stands_out_of_row_or_column():
 
 @pytest.mark.parametrize("case", ["llama", "gpt2"])
 def test_controls_are_the_ten_weights_of_the_model_that_are_nearest_in_magnitude(case):
-    model = with_super_weight(case, 0)
-    found = [one for one in candidates(model, written_by(model, 0), Candidates()) if "nearest" in one]
+    model = with_super_weight(case)
+    found = [one for one in candidates(model, written_by(model), Candidates()) if "nearest" in one]
     weights = {one.path: stored_weight(one.module) for one in projections(model) if one.role == "ffn_out"}
     chosen = {str(WeightEntry(one["path"], one["output"], one["input"])) for one in found}
     for one in found:
@@ -136,8 +115,8 @@ def test_controls_are_the_ten_weights_of_the_model_that_are_nearest_in_magnitude
 
 
 def test_what_is_returned_is_what_perplexity_says():
-    model = with_super_weight("gpt2", 0)
-    blocks = written_by(model, 0, 3)  # in each of which its activation is massive
+    model = with_super_weight("gpt2")
+    blocks = written_by(model, 3)  # in each of which its activation is massive
     before = [parameter.clone() for parameter in model.parameters()]
     found = outliers.super_weights(model, blocks, controls=2)
     assert all(map(torch.equal, before, model.parameters()))
@@ -246,12 +225,12 @@ def test_what_both_parts_of_an_account_search_counts_once():
 def planted(tmp_path_factory) -> tuple[Account, Path, list[dict]]:
     """The account of a model with a massive activation that one weight writes, its folder, and its rows."""
     place = tmp_path_factory.mktemp("planted")
-    model = with_super_weight("gemma", 0)
+    model = with_super_weight("gemma")
     with torch.no_grad():
         weights_of(model)[LAYER][OUTPUT, INPUT] = 300.0
     model.save_pretrained(place / "model")
     make_tokenizer().save_pretrained(place / "model")
-    text = written_by(model, 0).tolist()
+    text = written_by(model).tolist()
     spec = Account(model=str(place / "model"), text=text, block=32, blocks=2, controls=2)
     return spec, place / "rows", run(spec, place / "rows")
 
@@ -285,4 +264,6 @@ def test_the_whole_account(planted):
     section = account_section(rows)
     names = ["parts", "writers", "gates", "readers", "heads", "super_weights", "scaled", "massive", "sinks", "keys"]
     assert [table.name for table in section.tables] == names
+    first = section.tables[names.index("super_weights")].data.iloc[0]
+    assert (first["layer"], first["output"], first["input"]) == (LAYER, OUTPUT, INPUT)
     assert any("a massive activation" in finding.text for finding in section.findings)
