@@ -1,7 +1,6 @@
 """Schemes, the quantized layer against equation 8 in float64, whole models."""
 
 import copy
-import itertools
 import json
 import pickle
 import sys
@@ -16,32 +15,39 @@ from outlier_kernels import dispatch, reference
 from outlier_kernels.formats import Quantizer
 from safetensors.torch import save_file
 from torch import nn
-from torch.nn.utils import parametrizations, prune
+from torch.nn.utils import prune
 from torch.testing._internal.two_tensor import TwoTensor
 from transformers import StaticCache
 from transformers.pytorch_utils import Conv1D
 
-from outliers import Sweep, UserError, load_text, perplexities, perplexity, plant, quantize, sweep, trace
+from outliers import Sweep, UserError, perplexities, perplexity, plant, quantize
 from outliers.models.anatomy import projections
-from outliers.models.load import load_model, load_tokenizer
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, stored_weight
-from outliers.quantization.peers import bitsandbytes_layer, with_bitsandbytes
-from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme, write_scheme
+from outliers.quantization.peers import with_bitsandbytes
+from outliers.quantization.schemes import TABLE1, Scheme, get_scheme, write_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
-from outliers.runs.run import stored_rows
 from tests.conftest import FIVE, in_turn, pairwise
 from tests.fake import product_under
 from tests.small_models import make_model
 
 EIGHT_BIT = TABLE1[1:]
 
+ACTIVATIONS_ALONE = Scheme("a8", Quantizer("int8", "row"), None)
+MIXED = [  # schemes whose operands differ
+    Scheme("mixed", Quantizer("int8", "row", False), Quantizer("int8", "column")),
+    Scheme("weights-alone", None, Quantizer("int8", "column")),
+    Scheme("w8-decomp", None, Quantizer("int8", "column"), 2.0),
+]
+
 # Outlier columns of 20 features.
 OUTLIERS = {"none": [], "some": [3, 11], "all": list(range(20))}
 
 
-def equation(x: torch.Tensor, weight: torch.Tensor, name: str) -> torch.Tensor:
-    """A scheme in float64, by its name alone: x (tokens, features), weight (outputs, features)."""
+def equation(x: torch.Tensor, weight: torch.Tensor, name: str | Scheme) -> torch.Tensor:
+    """A scheme in float64, by its name alone if it has one: x (tokens, features), weight (outputs, features)."""
+    if isinstance(name, Scheme):
+        return product_under(x, weight, name.activations, name.weights, name.outlier_threshold)
     by_row, symmetric = name not in ("absmax", "zeropoint"), "zeropoint" not in name
     activations = Quantizer("int8", "row" if by_row else "tensor", symmetric)
     weights = Quantizer("int8", "column" if by_row and "row" not in name else "tensor", symmetric)
@@ -57,35 +63,6 @@ OURS = {
 }
 
 
-def test_every_scheme_that_can_be_made_is_computed_and_is_another():
-    torch.manual_seed(0)
-    projection = nn.Linear(20, 30).double()
-    x = torch.randn(8, 20, dtype=torch.float64)
-    x[5, [3, 11]] = -9.0
-    weight, found = projection.weight.detach(), []
-    operands = (
-        [None, *(Quantizer("int8", groups, symmetric) for groups in ("tensor", own) for symmetric in (True, False))]
-        for own in ("row", "column")
-    )
-    for activations, weights, threshold in itertools.product(*operands, (None, 4.0)):
-        if activations is None and weights is None:
-            continue
-        fields = {"activations": activations, "weights": weights, "outlier_threshold": threshold}
-        scheme = Scheme(**OURS | fields)
-        parts = activations, weights, threshold
-        with torch.no_grad():
-            found.append(QuantizedLinear(projection, scheme)(x))
-        torch.testing.assert_close(found[-1], product_under(x, weight, *parts) + projection.bias.detach())
-    for threshold in (None, 4.0):
-        scheme = Scheme(**OURS | {"arithmetic": "bitsandbytes", "outlier_threshold": threshold})
-        codes = reference.quantize_bitsandbytes(weight)[0]
-        with torch.no_grad():
-            found.append(QuantizedLinear(projection, scheme)(x))
-        want = reference.linear_bitsandbytes(x, codes, threshold=threshold)
-        torch.testing.assert_close(found[-1], want + projection.bias.detach())
-    assert len({tuple(one.flatten().tolist()) for one in found}) == len(found) == 50
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -93,10 +70,9 @@ def test_every_scheme_that_can_be_made_is_computed_and_is_another():
         ({"activations": None, "weights": None}, "threshold of .* is 4.0 where no operand is quantized; expected None"),
         ({"activations": Quantizer("int8", "row", 1)}, "symmetric of the activations .* is 1; expected True or False"),
         ({"activations": Quantizer("int8", "group128")}, "is 'group128'; expected 'tensor' or 'row'"),
-        ({"outlier_threshold": 0.0}, "outlier_threshold of scheme 'ours' is 0.0; expected a positive number"),
         *(
-            ({"outlier_threshold": value}, f"is {value!r}; expected a positive number")
-            for value in (float("nan"), float("inf"), -6.0, "6", True)
+            ({"outlier_threshold": value}, f"outlier_threshold of scheme 'ours' is {value!r}; expected a positive")
+            for value in (0.0, float("nan"), "6", True)
         ),
         (
             {"arithmetic": "bitsandbytes", "activations": Quantizer("int8", "row", False)},
@@ -142,27 +118,21 @@ def test_what_a_file_says_that_is_no_scheme_or_no_places(scheme, skip, tmp_path)
         load_quantized(tmp_path)
 
 
-def test_a_scheme_keeps_its_threshold_unless_another_is_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setitem(SCHEMES, "ours", Scheme(**OURS))
-    fields = {"models": ["pocket/gpt2-0.1m"], "schemes": ["ours", "llm.int8", "fp32"], "block": 32, "blocks": 1}
-    schemes = [variant.scheme for variant in Sweep(**fields).quantized]
-    found = {scheme.name: scheme.outlier_threshold for scheme in schemes}
-    assert found == {"fp32": None, "ours": 4.0, "llm.int8": 6.0}
+def test_a_scheme_keeps_its_threshold_unless_another_is_asked_for():
     for more in ({}, {"alpha": 6.0}, {"alpha": 5.0}):
-        experiment = Sweep(**fields, **more)
-        rows = sweep(experiment, tmp_path)
-        alphas = {row["scheme"]: row.get("alpha") for row in rows}
-        asked = more.get("alpha")
-        assert alphas == {"fp32": None, "ours": asked or 4.0, "llm.int8": asked or 6.0}
-        again = stored_rows(experiment, tmp_path)
-        assert {(row["scheme"], row["value"]) for row in again} == {(row["scheme"], row["value"]) for row in rows}
-    model = load_model("pocket/gpt2-0.1m")
-    blocks = load_text("sample", load_tokenizer("pocket/gpt2-0.1m"), 32, 1)
-    own = next(row["value"] for row in sweep(Sweep(**fields), tmp_path) if row["scheme"] == "ours")
-    assert own == perplexity(quantize(model, Scheme(**OURS)), blocks) != perplexity(quantize(model, "llm.int8"), blocks)
+        asked = Sweep(models=["pocket/gpt2-0.1m"], schemes=[Scheme(**OURS), "llm.int8", "fp32"], **more)
+        found = {variant.scheme.name: variant.scheme.outlier_threshold for variant in asked.quantized}
+        alpha = more.get("alpha")
+        assert found == {"fp32": None, "ours": alpha or 4.0, "llm.int8": alpha or 6.0}
 
 
-@pairwise("name outliers conv1d", EIGHT_BIT, OUTLIERS, [False, True])
+@pairwise(
+    "name outliers conv1d",
+    [*EIGHT_BIT, *MIXED, ACTIVATIONS_ALONE],
+    OUTLIERS,
+    [False, True],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
 def test_layer_is_the_equation(name, outliers, conv1d):
     torch.manual_seed(0)
     projection = (Conv1D(30, 20) if conv1d else nn.Linear(20, 30)).double()
@@ -177,15 +147,10 @@ def test_layer_is_the_equation(name, outliers, conv1d):
     assert QuantizedLinear(projection.bfloat16(), get_scheme(name))(x.bfloat16()).dtype == torch.bfloat16
 
 
-def test_model_is_quantized_and_the_original_is_not(model, blocks):
-    before = model(blocks).logits
+def test_model_is_quantized_and_the_original_is_not(model):
     quantized = quantize(model, "absmax")
     assert {type(p.module) for p in projections(quantized)} == {QuantizedLinear}
     assert not any(isinstance(module, QuantizedLinear) for module in model.modules())
-    after = quantized(blocks).logits
-    assert torch.equal(model(blocks).logits, before)
-    assert not torch.equal(after, before)
-    assert (after - before).norm() < 0.2 * before.norm()
     assert quantized.num_parameters() == model.num_parameters()
     stored = [one.get_input_embeddings().weight.data_ptr() for one in (model, quantized)]
     assert stored[0] == stored[1], "what is not quantized is shared"
@@ -203,14 +168,6 @@ def test_codes_made_in_inference_mode_serve_outside_of_it(name, blocks):
     assert not quantized.transformer.h[0].mlp.c_fc.quantized_weight.scale.requires_grad
 
 
-@pytest.mark.parametrize(("case", "keep"), [("llama", "exact"), ("gpt2", "int8"), ("llama", "int8"), ("bloom", "int8")])
-def test_generation_with_a_cache_equals_generation_without(case, keep):
-    quantized = quantize(make_model(case), "absmax-vector" if keep == "exact" else "llm.int8", keep)
-    how = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
-    cached, plain = (quantized.generate(torch.arange(5)[None], use_cache=cache, **how) for cache in (True, False))
-    assert torch.equal(cached, plain)
-
-
 RESCHEMED = ["fp32", "absmax", "zeropoint-vector", "llm.int8", "llm.int8-bnb", "w4-g16", "nvfp4"]
 
 
@@ -225,14 +182,6 @@ def afresh() -> dict:
 def test_rescheming_equals_quantizing_afresh(name, afresh):
     for first, ids, _ in afresh.values():
         assert torch.equal(quantize(first, name)(ids).logits, afresh[name][2])
-
-
-ACTIVATIONS_ALONE = Scheme("a8", Quantizer("int8", "row"), None)
-MIXED = [  # schemes whose operands differ
-    Scheme("mixed", Quantizer("int8", "row", False), Quantizer("int8", "column")),
-    Scheme("weights-alone", None, Quantizer("int8", "column")),
-    Scheme("w8-decomp", None, Quantizer("int8", "column"), 2.0),
-]
 
 
 @pytest.mark.parametrize("name", [*EIGHT_BIT, "llm.int8-bnb", *MIXED])
@@ -254,7 +203,7 @@ def test_int8_layer_is_the_reference(name):
         assert torch.allclose(layer(x), want.view(2, 7, 24), atol=1e-5)
 
 
-def test_int8_model_in_16_bits_and_elsewhere(blocks):
+def test_int8_model_in_16_bits(blocks):
     small = quantize(make_model("llama"), "llm.int8", keep="int8")
     small(blocks)
     layer = small.model.layers[0].mlp.up_proj
@@ -262,8 +211,6 @@ def test_int8_model_in_16_bits_and_elsewhere(blocks):
     half = small.bfloat16()
     assert torch.equal(layer.scale, scale), "scales stay as they are in another dtype"
     assert half(blocks).logits.dtype == torch.bfloat16
-    on_meta = quantize(make_model("gpt2").to("meta"), "llm.int8", keep="int8")
-    assert all(p.module.codes.is_meta and p.module.codes.dtype == torch.int8 for p in projections(on_meta))
 
 
 def test_a_model_made_in_inference_mode_is_quantized_as_any_other(blocks):
@@ -271,12 +218,6 @@ def test_a_model_made_in_inference_mode_is_quantized_as_any_other(blocks):
         model = make_model("gpt2")
     (named,) = perplexities(make_model("gpt2"), blocks, ["absmax"])
     assert perplexity(quantize(model, "absmax"), blocks) == named
-
-
-def test_what_is_checked_of_a_model_is_not_checked_again_of_its_copies(blocks, calls_of):
-    calls = calls_of("outliers.models.anatomy.trust._check")
-    perplexities(make_model("gpt2"), blocks, ["fp32", "absmax", "llm.int8"])
-    assert len(calls) == 1
 
 
 def pruned():
@@ -298,9 +239,7 @@ def test_int8_mistakes(tmp_path, blocks):
         "unknown way to keep weights 'int4'": lambda: quantize(model, "absmax", keep="int4"),
         "does not keep int8 codes alone": lambda: save_quantized(quantize(model, "absmax"), tmp_path),
         "its configuration makes one of": lambda: save_quantized(quantize(pruned(), "absmax", keep="int8"), tmp_path),
-        "cannot read an int8 model from": lambda: load_quantized(tmp_path / "nothing"),
         "quantizes no projections; use load_model": lambda: load_int8("pocket/gpt2-0.1m", "fp32"),
-        "unknown dtype 'int4'": lambda: load_int8("pocket/gpt2-0.1m", dtype="int4"),
     }.items():
         with pytest.raises(UserError, match=message):
             call()
@@ -314,18 +253,6 @@ def test_int8_mistakes(tmp_path, blocks):
         load_quantized(tmp_path / "small")
 
 
-class LowRank(nn.Module):
-    """An adapter around a projection, with its weight."""
-
-    def __init__(self, projection: nn.Linear):
-        super().__init__()
-        self.projection, self.adapter = projection, nn.Linear(projection.in_features, projection.out_features)
-        self.weight, self.bias = projection.weight, projection.bias
-
-    def forward(self, x):
-        return self.projection(x) + self.adapter(x)
-
-
 class Doubled(nn.Linear):
     """A linear layer that computes something else."""
 
@@ -333,13 +260,13 @@ class Doubled(nn.Linear):
         return 2 * super().forward(x)
 
 
-def by_bitsandbytes(projection: nn.Linear) -> nn.Module:
-    pytest.importorskip("bitsandbytes", reason="needs a layer of bitsandbytes, which is not installed")
-    return bitsandbytes_layer(projection)
-
-
 def with_weight(projection: nn.Linear, weight: torch.Tensor) -> nn.Linear:
     projection.weight = nn.Parameter(weight, requires_grad=False)
+    return projection
+
+
+def with_backward_hook(projection: nn.Linear) -> nn.Linear:
+    projection.register_full_backward_hook(lambda *_: None)
     return projection
 
 
@@ -348,26 +275,15 @@ def with_forward(projection: nn.Linear) -> nn.Linear:
     return projection
 
 
-def hooked(projection: nn.Linear, register: str) -> nn.Linear:
-    getattr(projection, register)(lambda *_: None)
-    return projection
-
-
 # What a projection may be turned into that is more than its weight, or less, and what is said of it.
 MORE_THAN_WEIGHTS = {
-    "bitsandbytes": (by_bitsandbytes, "is of bitsandbytes.nn.modules.Linear8bitLt"),
-    "adapter": (LowRank, "is of tests.quantization.test_quantization.LowRank"),
     "subclass": (lambda projection: Doubled(32, 32), "is of tests.quantization.test_quantization.Doubled"),
-    "compiled": (torch.compile, "OptimizedModule"),
-    "parametrized": (parametrizations.weight_norm, "ParametrizedLinear"),
     "pruned": (lambda one: prune.random_unstructured(one, "weight", 0.5), "makes its weight of weight_orig"),
-    "codes": (lambda one: with_weight(one, one.weight.char()), "a weight of torch.int8"),
     "narrow": (lambda one: with_weight(one, one.weight.to(torch.float8_e4m3fn)), "float8_e4m3fn"),
     "two in one": (lambda one: with_weight(one, TwoTensor(*[one.weight.detach()] * 2)), "TwoTensor"),
     "forward": (with_forward, "has a forward method in the place of its own"),
     "offloaded": (lambda projection: add_hook_to_module(projection, CpuOffload("cpu")), "accelerate's CpuOffload"),
-    "gradients": (lambda projection: hooked(projection, "register_full_backward_hook"), "has backward_hooks"),
-    "state": (lambda projection: hooked(projection, "register_state_dict_post_hook"), "has state_dict_hooks"),
+    "gradients": (with_backward_hook, "has backward_hooks"),
 }
 
 
@@ -381,15 +297,6 @@ def test_what_is_more_than_its_weight_is_refused(kind):
     for call in [*changes, partial(with_bitsandbytes, model)]:
         with pytest.raises(UserError, match=rf"'model.layers.1.self_attn.o_proj' .*{message}.*"):
             call()
-
-
-def test_what_is_wrapped_around_a_model_is_refused():
-    model = make_model("gpt2")
-    for wrapped in (torch.compile(model), nn.DataParallel(model), LowRank(nn.Linear(2, 2))):
-        with pytest.raises(UserError, match=f"{type(wrapped).__name__} is not a transformers model; expected a Pre"):
-            quantize(wrapped, "absmax")
-        with pytest.raises(UserError, match="expected a PreTrainedModel: give the one that it wraps"):
-            trace(wrapped, torch.zeros(1, 4, dtype=torch.int64))
 
 
 def test_nothing_is_planted_in_codes(blocks):
@@ -460,12 +367,6 @@ def other_model(case: str) -> nn.Module:
     return model
 
 
-@torch.no_grad()
-def edit_in_place(model, other):
-    for parameter, value in zip(model.parameters(), other.parameters(), strict=True):
-        parameter.copy_(value)
-
-
 def replace_data(model, other):
     for parameter, value in zip(model.parameters(), other.parameters(), strict=True):
         parameter.data = value.detach().clone()
@@ -478,9 +379,6 @@ def replace_parameters(model, other):
 
 EDITS = {
     "load_state_dict": lambda model, other: model.load_state_dict(other.state_dict()),
-    "assign": lambda model, other: model.load_state_dict(other.state_dict(), assign=True),
-    "in place": edit_in_place,
-    "inference mode": torch.inference_mode()(edit_in_place),
     "data": replace_data,
     "parameters": replace_parameters,
 }
@@ -649,20 +547,6 @@ def test_a_compiled_decode_step_is_one_graph(blocks):
 
     with torch.inference_mode():
         assert all(map(torch.equal, logits(compiled(small, "eager")), logits(small)))
-
-
-@pytest.mark.slow
-def test_a_compiled_layer_with_exact_weights():
-    """In several graphs, for whether weights were edited, and how many features are outliers, is known when it runs."""
-    model, other = (quantize(model, "absmax") for model in (make_model("gpt2"), other_model("gpt2")))
-    layer, other = (model.transformer.h[0].mlp.c_fc for model in (model, other))
-    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
-    torch._dynamo.reset()
-    with torch.no_grad():
-        run = torch.compile(layer, backend="eager")
-        assert torch.equal(run(x), layer(x))
-        layer.load_state_dict(other.state_dict())
-        assert torch.equal(run(x), other(x))
 
 
 @torch.no_grad()
