@@ -30,19 +30,11 @@ from outliers.quantization.remedies.smoothing import factors
 from outliers.quantization.schemes import get_scheme, read_scheme, write_scheme
 from outliers.text.blocks import tokens_hash
 from outliers.views.perplexity import perplexity_table
-from tests.conftest import pairwise
 from tests.small_models import inputs_of, make_model, names_of, sample_blocks
 
 ROW, COLUMN = Quantizer("int8", "row"), Quantizer("int8", "column")
 MODEL = "pocket/gpt2-0.1m"
 SMALL = {"models": [MODEL], "block": 32, "blocks": 2}
-EVERY = ["smoothing=0.8", "hadamard", "reorder", "smoothing+hadamard", "reorder+smoothing@ffn_out+hadamard"]
-
-
-def magnitudes_of(x: torch.Tensor, *weights: torch.Tensor) -> InputSummary:
-    return InputSummary(x.abs().amax(0), torch.stack([weight.abs().amax(0) for weight in weights]).amax(0))
-
-
 # Rotation
 
 
@@ -61,26 +53,15 @@ def test_a_rotation_is_hadamards_where_the_width_is_a_power_of_two(width):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 300), st.integers(0, 2**40))
-def test_a_rotation_is_orthogonal_at_any_width(width, seed):
+def test_a_rotation_is_orthogonal_and_spreads_what_is_large(width, seed):
     made = random_rotation(torch.empty(3, width, dtype=torch.float64), seed)
     turned = rotate(torch.eye(width, dtype=torch.float64), made)
     assert torch.allclose(turned @ turned.T, torch.eye(width, dtype=torch.float64), rtol=0, atol=1e-12)
+    spread = 1 / math.sqrt(width & -width)  # of what is large, where the orthogonal factor spreads nothing
+    assert turned.abs().max() <= spread * 1.001
     assert torch.equal(made, random_rotation(torch.empty(7, width, dtype=torch.float64), seed)), (
         "one width, one rotation"
     )
-
-
-@pytest.mark.parametrize("width", [576, 768, 1536, 129])
-def test_a_rotation_spreads_what_is_large(width):
-    x = torch.zeros(1, width)
-    x[0, 7] = 1000.0
-    turned = rotate(x, random_rotation(x, 0))
-    assert turned.dtype == torch.float32
-    assert turned.norm() == pytest.approx(1000, rel=1e-5)
-    largest = 1000 / math.sqrt(width & -width)  # where the orthogonal factor spreads nothing
-    assert turned.abs().max() <= largest * 1.001
-    assert not torch.equal(turned, rotate(x, random_rotation(x, 1))), "another seed, another rotation"
-    assert rotate(x.bfloat16(), random_rotation(x.bfloat16(), 0)).dtype == torch.float32
 
 
 def test_a_rotation_is_drawn_evenly():
@@ -125,46 +106,7 @@ def test_features_in_the_order_of_their_magnitudes():
     assert operand.exact.tolist() == [[1, 2, 3, 0], [5, 6, 7, 4]]
 
 
-def test_what_follows_a_transform_knows_the_magnitudes_under_it():
-    torch.manual_seed(0)
-    weight, inputs = torch.randn(3, 5), torch.tensor([1.0, 8.0, 0.5, 3.0, 2.0])
-    found = InputSummary(inputs, weight.abs().amax(0))
-    order = torch.tensor([1, 3, 4, 0, 2])
-    operand = operand_of(weight, Scheme("s", ROW, COLUMN, remedies=["reorder", "smoothing"]), found)
-    assert torch.allclose(operand.fitted[1], factors(weight, found, 0.5)[order])
-    operand = operand_of(weight, Scheme("s", ROW, COLUMN, remedies=["smoothing=0.8", "reorder"]), found)
-    smoothed = inputs / factors(weight, found, 0.8)
-    assert operand.fitted[1].tolist() == smoothed.argsort(descending=True).tolist()
-
-
-def test_an_order_changes_no_scale_of_a_row(blocks):
-    """Nor the integer sums; only where features share scales in groups it changes anything."""
-    model = make_model("gpt2")
-    found = calibrate(model, blocks)
-    expected = quantize(model, "absmax-vector")(blocks).logits
-    assert torch.equal(quantize(model, "absmax-vector+reorder", calibration=found)(blocks).logits, expected)
-
-
 # All transforms
-
-
-@pairwise("transform kind shape", EVERY, [QuantizedLinear, Int8Linear], [(1, 3), (24, 8), (36, 7)])
-def test_a_transform_keeps_the_function(as_they_are, transform, kind, shape):
-    torch.manual_seed(0)
-    features, outputs = shape
-    x = torch.randn(9, features, dtype=torch.float64) * torch.logspace(-2, 3, features, dtype=torch.float64)
-    for projection in (nn.Linear(features, outputs), Conv1D(outputs, features)):
-        projection = projection.double()
-        weight = projection.weight.detach().T if isinstance(projection, Conv1D) else projection.weight.detach()
-        layer = kind(projection, get_scheme(f"same+{transform}"), None, magnitudes_of(x, weight))
-        exact, got = projection(x).detach(), layer(x).detach()
-        assert got.dtype == torch.float64
-        assert (got - exact).norm() <= 1e-12 * exact.norm()
-        silent = magnitudes_of(0 * x, 0 * weight)
-        got = kind(projection, get_scheme(f"same+{transform}"), None, silent)(x)
-        assert (got - exact).norm() <= 1e-12 * exact.norm(), "also where nothing was seen"
-        if features > 1:
-            assert not torch.equal(layer(x), kind(projection, as_they_are)(x)), "and it is applied"
 
 
 def test_what_is_nan_stays_seen():
@@ -257,21 +199,16 @@ def test_what_is_rotated_is_clipped_and_decomposed(kind):
     ("name", "remedies"),
     [
         ("absmax+smoothing", [("smoothing", 0.5)]),
-        ("absmax+smoothing=0.75", [("smoothing", 0.75)]),
         ("absmax+hadamard@ffn_out/ffn_in", [("hadamard", 0.0, ("ffn_in", "ffn_out"))]),
         ("absmax+tokens=50+hadamard", [("hadamard", 0.0), ("tokens", 50.0)]),
-        ("absmax+clip=0.999@attn_in", [("clip", 0.999, ("attn_in",))]),
         ("llm.int8+reorder+hadamard=3", [("reorder", None), ("hadamard", 3.0)]),
         ("w4a8+awq+gptq", [("awq", "search"), ("gptq", 0.01)]),
         ("w4a8+awq=0.5@ffn_in+gptq=0.1@ffn_out", [("awq", 0.5, ("ffn_in",)), ("gptq", 0.1, ("ffn_out",))]),
-        ("w4a8+smoothing=search+clip=search", [("smoothing", "search"), ("clip", "search")]),
     ],
 )
 def test_a_name_says_its_remedies(name, remedies):
     scheme, base = get_scheme(name), SCHEMES[name.partition("+")[0]]
     assert scheme == replace(base, name=name, remedies=[Remedy(*one) for one in remedies])
-    assert pickle.loads(pickle.dumps(scheme)) == scheme
-    assert hash(scheme) == hash(get_scheme(name))
     assert get_scheme("llm.int8+hadamard", 4.0).outlier_threshold == 4.0
 
 
@@ -314,12 +251,8 @@ def test_remedies_at_some_roles():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("llm.int9", "unknown scheme 'llm.int9'; did you mean llm.int8"),
-        ("bogus", "docs/schemes.md lists all"),
         (None, "unknown scheme 'None'"),
-        ("absmax+smothing", "unknown remedy 'smothing'; did you mean smoothing"),
         ("absmax+", "unknown remedy ''; known: awq, hadamard, reorder, rotation, smoothing, tokens, clip, activations"),
-        ("absmx+hadamard", "unknown scheme 'absmx'; did you mean absmax"),
         ("absmax+smoothing=2", "the number of 'smoothing=2' is 2; expected a strength from 0 to 1"),
         ("absmax+smoothing=", "remedy 'smoothing=' has '' as its number"),
         ("absmax+hadamard=0.5", "the number of 'hadamard=0.5' is 0.5; expected a seed"),
@@ -340,14 +273,10 @@ def test_remedies_at_some_roles():
         ("w4+gptq=0", "the number of 'gptq=0' is 0; expected a damping above 0, at most 1"),
         ("w4+gptq+hadamard", "expected the order in which remedies act, .*: write 'hadamard.gptq'"),
         ("w4+awq=2", "the number of 'awq=2' is 2; expected an exponent from 0 to 1"),
-        ("w4+hadamard=search", "the number of 'hadamard=search' is search; expected a seed"),
         ("w4a8+clip", "remedy 'clip' has no number; expected one, as in clip=0.999 or clip=search"),
-        ("w4a8+smoothing=serch", "remedy 'smoothing=serch' has 'serch' as its number"),
         ("w4a4+rotation=0.5", "the number of 'rotation=0.5' is 0.5; expected a number of steps"),
-        ("w4a4+rotation+smoothing", "'smoothing' comes after 'rotation'"),
         ("fp32+attention=1", "is 1; expected the share of its products that stays in 16 bits"),
         ("fp32+attention@ffn_in", "unknown role 'ffn_in'; known: scores, values"),
-        ("absmax+tokens=6@scores", "unknown role 'scores'"),
         ("w4+activations=8", "'w4.activations=8' has 'activations' where activations are no integers; leave it out"),
         ("w4a4+activations=5", "the number of 'activations=5' is 5; expected 8 or 6 or 4 bits"),
         ("flexq+activations=6", "has 'activations' twice; expected it once"),
@@ -361,7 +290,6 @@ def test_a_mistake_is_one_line(name, message):
 @pytest.mark.parametrize(
     ("remedies", "message"),
     [
-        (["xyz"], "unknown remedy 'xyz'; known: awq, hadamard, reorder, rotation, smoothing"),
         ("hadamard", "remedies of scheme 'mine' is 'hadamard'; expected a list of remedies"),
         ([5], "5 as a remedy; expected text such as 'clip=0.999', or a Transform"),
         ([Remedy("clip", 0.5, ("nowhere",))], "unknown role 'nowhere'"),
@@ -390,12 +318,6 @@ def test_a_calibration_has_the_largest_inputs(blocks):
         assert torch.equal(found.of(projection).inputs, torch.cat(seen[projection.path], 1).abs().amax((0, 1)))
     assert len(found.magnitudes) == 2 * 4
     assert found.tokens_hash == tokens_hash(blocks)
-    halves = calibrate(model, blocks[:1]).merge(calibrate(model, iter(blocks[1:])))
-    assert torch.equal(halves.blocks, blocks)
-    for place, one in found.magnitudes.items():
-        assert all(map(torch.equal, one[:2], halves.magnitudes[place][:2]))
-    again = pickle.loads(pickle.dumps(found))
-    assert torch.equal(again.magnitudes[1, "ffn_out"].inputs, found.magnitudes[1, "ffn_out"].inputs)
 
 
 def test_a_calibration_that_cannot_be(blocks):
@@ -407,10 +329,6 @@ def test_a_calibration_that_cannot_be(blocks):
         "keeps only int8 codes of .*; calibrate": lambda: calibrate(quantize(model, "absmax", "int8"), blocks),
         "cannot merge calibrations of different models": lambda: found.merge(calibrate(llama, blocks)),
         "of blocks of 24 and 5 tokens": lambda: found.merge(calibrate(model, blocks[:, :5])),
-        "'absmax.smoothing' needs the magnitudes .* expected a cali": lambda: quantize(model, "absmax+smoothing"),
-        "lacks 48 features of 'model.layers.0.mlp.down_proj'": lambda: quantize(
-            llama, "absmax+smoothing", calibration=found
-        ),
     }.items():
         with pytest.raises(UserError, match=message):
             attempt()

@@ -77,26 +77,30 @@ def test_only_what_schemes_need_is_kept(blocks):
 def test_calibrations_are_merged(blocks):
     model = make_model("llama")
     whole, plain = calibrate(model, blocks, ALL), calibrate(model, blocks[1:])
-    halves = calibrate(model, blocks[:1], ALL).merge(calibrate(model, blocks[1:], ALL))
+    halves = calibrate(model, blocks[:1], ALL).merge(calibrate(model, iter(blocks[1:]), ALL))
+    assert torch.equal(halves.blocks, blocks)
     for place, one in whole.magnitudes.items():
-        for name in ("sums", "gram", "rows"):
+        for name in ("inputs", "weights", "sums", "gram", "rows"):
             assert torch.allclose(getattr(one, name), getattr(halves.magnitudes[place], name), rtol=1e-5, atol=1e-5)
-    less = calibrate(model, blocks[:1], ALL).merge(plain)
+    less = calibrate(model, blocks[:1], ALL, keys=True).merge(plain)
+    assert less.keys == {}
     assert less.lacks(get_scheme("w4+gptq")) == ["gram"], "what is known of one half is not known of both"
 
 
 def test_what_is_known_behind_transforms():
-    """XᵀX of inputs behind a transform, from XᵀX in front of it."""
+    """XᵀX of inputs behind a transform, from XᵀX in front of it, and the largest magnitudes."""
     weight, _, found = a_layer()
-    for name in ("smoothing+reorder+hadamard", "awq=0.5+hadamard", "smoothing+awq=0.5"):
-        changed, fitted = found, operand_of(weight, get_scheme(f"w8+{name}"), found).fitted
-        for one, of_one in zip(get_scheme(f"w8+{name}").transforms, fitted, strict=True):
+    for name in ("smoothing+reorder+hadamard", "awq=0.5+hadamard", "smoothing+reorder+awq=0.5"):
+        changed, operand = found, operand_of(weight, get_scheme(f"w8+{name}"), found)
+        for one, of_one in zip(get_scheme(f"w8+{name}").transforms, operand.fitted, strict=True):
             changed = changed.transform(one, of_one)
         assert torch.allclose(changed.gram, changed.rows.T @ changed.rows, rtol=1e-3, atol=1e-5 * changed.gram.max())
         mixed = "hadamard" in name
         assert (changed.inputs is None) == (changed.sums is None) == (changed.weights is None) == mixed
         if not mixed:
             assert torch.allclose(changed.sums, changed.rows.abs().sum(0), rtol=1e-4)
+            assert torch.allclose(changed.inputs, changed.rows.abs().amax(0), rtol=1e-5)
+            assert torch.allclose(changed.weights, operand.exact.abs().amax(0), rtol=1e-5)
 
 
 # GPTQ
@@ -304,7 +308,7 @@ def test_a_calibration_that_does_not_know_enough(blocks):
     for name, lacking in (("w4+gptq", "gram"), ("w4+awq", "rows"), ("w4a8+awq+gptq", "gram and rows")):
         with pytest.raises(UserError, match=f"needs the {lacking} of the inputs, which this calibration did not keep"):
             quantize(model, name, calibration=found)
-    with pytest.raises(UserError, match=r"needs the magnitudes .*calibrate\(model, blocks, \[scheme\]\)"):
+    with pytest.raises(UserError, match=r"'w4.gptq' needs the magnitudes .*calibrate\(model, blocks, \[scheme\]\)"):
         quantize(model, "w4+gptq")
     with pytest.raises(UserError, match=r"lacks 48 features of 'model.layers.0.mlp.down_proj'"):
         quantize(llama, "w4+gptq", calibration=calibrate(model, blocks, ["w4+gptq"]))
