@@ -26,7 +26,7 @@ from outliers.subjects.causal import ModelWithText
 from outliers.variants.peer import Against
 from tests.fake import product_under, values_under
 from tests.gguf_files import save_gguf
-from tests.models.test_stored import BY_TOKEN, W8, llama, of_bitsandbytes, of_compressed_tensors
+from tests.models.test_stored import llama, of_bitsandbytes
 from tests.small_models import inputs_of, sample_blocks
 from tests.typed import call, refused
 
@@ -187,6 +187,8 @@ def test_a_model_of_bitsandbytes_in_memory_computes_as_it_does(model, blocks, tm
     assert computed["error"].to_numpy() == pytest.approx(scheme["error"].to_numpy(), rel=0.01)
     assert (stored["error"] < computed["error"]).all()  # of a file the weights alone are quantized
     assert computed["weight_error"].to_numpy() == pytest.approx(stored["weight_error"].to_numpy(), rel=1e-4)
+    largest = [one.module.weight.abs().max().item() for one in projections(model)]
+    assert computed["largest_weight"].abs().tolist() == largest
 
 
 def test_a_model_of_torchao_in_memory(blocks):
@@ -204,19 +206,6 @@ def test_a_model_of_torchao_in_memory(blocks):
         row = found.errors.set_index("projection").loc[one.path]
         assert 0 < row["weight_error"] == pytest.approx(error, rel=1e-5)
         assert row["error"] == pytest.approx(error, rel=0.5)
-    assert 0 < found.model["kl"] < 1e-3
-
-
-def test_a_checkpoint_of_compressed_tensors(tmp_path):
-    folder = of_compressed_tensors(tmp_path, "int-quantized", W8, BY_TOKEN)
-    model, ids = llama(), torch.arange(40)
-    found = damage(model, [ids], against=str(folder))
-    small = quantize(model, "absmax-vector", keep="int8")
-    weights = [weight_of(small.get_submodule(path)) for path in found.errors["projection"]]
-    exact = [one.module.weight for one in projections(model)]
-    assert found.errors["largest_weight"].abs().tolist() == [weight.abs().max().item() for weight in exact]
-    errors = [((a - b).square().sum() / b.square().sum()).item() for a, b in zip(weights, exact, strict=True)]
-    assert found.errors["weight_error"].to_numpy() == pytest.approx(errors, rel=0.1)  # 127.5 steps there, 127 here
     assert 0 < found.model["kl"] < 1e-3
 
 
@@ -289,8 +278,6 @@ def test_what_cannot_be_asked_for(model, blocks):
         damage(model, blocks, "absmax", against=model)
     with pytest.raises(UserError, match=r"in torch\.bfloat16, and the other one in torch\.float32"):
         damage(model, blocks, against=copy.deepcopy(model).bfloat16())
-    with pytest.raises(UserError, match="architecture"):
-        damage(model, blocks, against=llama())
     with pytest.raises(UserError, match="leave --stream out"):
         run(Damage(**SMALL, against=[MODEL], stream=True))
 

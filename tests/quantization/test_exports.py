@@ -236,31 +236,6 @@ def test_bitsandbytes_says_that_it_leaves_experts_exact():
         outliers.export(plan_of(model, "llm.int8", exact=others), "bitsandbytes", model)
 
 
-@needs_shared
-@NEEDS_LLM_COMPRESSOR
-@pytest.mark.nightly("outliers/quantization/plans/")
-@pytest.mark.parametrize("scheme", ["w8a8", "w4a8-g4"])
-def test_llm_compressor_follows_the_recipe(scheme, stories, tmp_path):
-    from llmcompressor import oneshot
-
-    model, blocks = stories
-    better = of_layers(model, "2.mlp.up_proj")
-    plan = plan_of(model, scheme, exact=of_layers(model, "down_proj"), instead={"w8": better})
-    (tmp_path / "recipe.yaml").write_text(export_text(plan, "llm-compressor", model))
-    made = oneshot(model=str(STORIES), recipe=str(tmp_path / "recipe.yaml"), precision="float32")
-    assert sorted(quantized(made)) == sorted(set(paths_of(model)) - set(plan.exact))
-    ours = APPLIED["compressed-tensors"](model, outliers.export(plan, "compressed-tensors", model))
-    with torch.no_grad():
-        torch.testing.assert_close(made(blocks[:1]).logits, ours(blocks[:1]).logits)
-
-
-@needs("bitsandbytes")
-def test_bitsandbytes_leaves_a_tied_head_alone(llama):
-    arguments = outliers.export(plan_of(llama, "llm.int8"), "bitsandbytes", llama)
-    assert arguments["llm_int8_skip_modules"] == ["lm_head"]
-    assert type(APPLIED["bitsandbytes"](llama, arguments).lm_head) is nn.Linear
-
-
 # Perplexities
 
 
@@ -495,19 +470,7 @@ def test_a_plan_that_quantizes_nothing_is_refused(llama):
         outliers.export(plan_of(llama, "w8a8", exact=paths_of(llama)), "bitsandbytes", llama)
 
 
-def test_an_unknown_format_is_refused(llama):
-    for write in (outliers.export, export_text):
-        with pytest.raises(UserError, match="unknown format of an export 'torch'; did you mean torchao"):
-            write(plan_of(llama, "w8a8"), "torch", llama)
-
-
 def test_a_missing_library_is_named(llama, lacking):
     lacking("importlib.util.find_spec")
     with pytest.raises(UserError, match=r"format 'torchao' needs the library torchao; expected it installed"):
         outliers.export(plan_of(llama, "w8a8"), "torchao", llama)
-
-
-def test_an_architecture_that_llama_cpp_does_not_have_is_refused():
-    model = make("opt")
-    with pytest.raises(UserError, match=r"llama.cpp has no architecture 'opt'"):
-        outliers.export(plan_of(model, "w8a8"), "llama-quantize", model)

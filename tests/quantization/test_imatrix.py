@@ -141,16 +141,6 @@ def test_experts_without_tokens_are_said(tmp_path, caplog):
     assert sorted(tensors["blk.0.ffn_down_exps.weight.counts"].flatten().tolist()) == [0, 0, 24, 24]
 
 
-def test_merged_traces_have_the_sums_of_both(blocks, tmp_path):
-    model = make_model("gpt2")
-    outliers.trace(model, blocks).save_imatrix(tmp_path / "whole.gguf")
-    parts = [outliers.trace(model, some) for some in (blocks[:1], blocks[1:])]
-    parts[0].merge(parts[1]).save_imatrix(tmp_path / "merged.gguf")
-    (of_whole, whole), (of_merged, merged) = (read(tmp_path / f"{name}.gguf") for name in ("whole", "merged"))
-    assert of_whole == of_merged
-    assert all(np.allclose(value, merged[name], rtol=1e-6) for name, value in whole.items())
-
-
 def test_roles_that_were_not_traced_have_none(blocks, tmp_path):
     outliers.trace(make_model("llama"), blocks, roles=["ffn_out"]).save_imatrix(tmp_path / "imatrix.gguf")
     assert weights_of(read(tmp_path / "imatrix.gguf")[1]) == {"blk.0.ffn_down.weight", "blk.1.ffn_down.weight"}
@@ -168,8 +158,7 @@ def test_a_run_writes_one(tmp_path):
     trace_model(Tracing(**spec), tmp_path)
     assert not (tmp_path / "imatrix.gguf").exists()
     trace_model(Tracing(**spec, imatrix=True), tmp_path)  # the trace is there already
-    fields, tensors = read(tmp_path / "imatrix.gguf")
-    assert fields["imatrix.datasets"] == ["sample"]
+    _, tensors = read(tmp_path / "imatrix.gguf")
     assert weights_of(tensors) == {
         f"blk.{layer}.{name}.weight" for layer in (0, 1) for name in ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
     }

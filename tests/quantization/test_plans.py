@@ -37,17 +37,6 @@ def test_each_projection_has_the_scheme_that_the_plan_says(model, paths):
     assert found == dict(zip(paths, ["fp32", "llm.int8", "llm.int8", *["absmax"] * (len(paths) - 3)], strict=True))
 
 
-def test_a_projection_computes_as_under_its_scheme_alone(model, paths):
-    both = outliers.quantize(model, "absmax", instead={"absmax-vector": ["ffn_out"]})
-    alone = outliers.quantize(model, "absmax-vector")
-    x = torch.randn(5, 256)
-    for ours, other in zip(projections(both), projections(alone), strict=True):
-        if ours.role == "ffn_out":
-            inputs = x[:, : ours.module.shape[1]]
-            with torch.no_grad():
-                assert torch.equal(ours.module(inputs), other.module(inputs))
-
-
 def test_a_skipped_projection_stays_exact_whatever_is_instead(model, paths):
     found = schemes_by_path(outliers.quantize(model, "absmax", skip=paths[:1], instead={"llm.int8": paths[:2]}))
     assert [found[path] for path in paths[:3]] == ["fp32", "llm.int8", "absmax"]
@@ -92,13 +81,6 @@ def test_an_int8_model_of_several_schemes_is_read_back(model, paths, tmp_path):
     assert sum(isinstance(one.module, Int8Linear) for one in projections(read)) == len(paths) - 1
     with torch.no_grad():
         assert torch.equal(read(IDS).logits, kept(IDS).logits)
-
-
-def test_a_plan_of_another_model_is_refused(paths):
-    with pytest.raises(UserError, match=r"unknown projection 'model.x'.*another model"):
-        plan_of(paths, exact=["model.x"]).check(paths)
-    with pytest.raises(UserError, match="with 3 projections, and this model has 8"):
-        plan_of(paths, projections=3).check(paths)
 
 
 @pytest.mark.parametrize(

@@ -8,21 +8,20 @@ import torch
 from outlier_kernels.formats import Quantizer
 from transformers.pytorch_utils import Conv1D
 
-from outliers import Quantized, Sweep, UserError, calibrate, load_text, perplexity, quantize, run, sweep
+from outliers import Sweep, UserError, calibrate, perplexity, quantize, run, sweep
 from outliers.commands.ablate import Ablation
 from outliers.commands.latency import Latency
 from outliers.commands.zeroshot import ZeroShot
 from outliers.config.files import make_experiment, read_experiment
-from outliers.models.anatomy import decoder_layers, projections
-from outliers.models.load import load_model, load_tokenizer
-from outliers.models.stream import stream_model
+from outliers.models.anatomy import projections
+from outliers.models.load import load_model
 from outliers.published.numbers import TABLE1 as PRINTED
 from outliers.quantization.fields import row_fields
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, by_weights, get_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
-from tests.small_models import broken_weights, make_model, names_of
+from tests.small_models import broken_weights, make_model, names_of, sample_blocks
 
 ROW, COLUMN = Quantizer("int8", "row"), Quantizer("int8", "column")
 MIXED = Scheme("mixed", Quantizer("int8", "row", False), COLUMN)  # zeropoint activations, absmax weights
@@ -33,14 +32,6 @@ def test_the_table_of_the_paper_is_a_list_of_its_own():
     """Its numbers know their schemes by that list, whatever schemes come."""
     assert {scheme for _, scheme in PRINTED} == set(TABLE1)
     assert names_of(Sweep(**SMALL)) == TABLE1
-
-
-def test_the_smallest_scheme_of_ones_own():
-    scheme = Scheme("mine", ROW, COLUMN)
-    assert (scheme.arithmetic, scheme.outlier_threshold) == ("exact", None)
-    assert str(scheme.activations) == "int8 row absmax"
-    for part in (ROW, COLUMN, Quantizer("int8", "tensor", False), None):
-        assert Quantizer.read(part and str(part)) == part
 
 
 SHARED = {  # by a scheme: others to which its codes serve, and others to which they do not
@@ -98,28 +89,6 @@ def test_what_is_skipped_stays_exact(blocks, tmp_path):
     assert torch.equal(load_quantized(tmp_path / "small")(blocks).logits, expected)
     model.save_pretrained(tmp_path / "exact")
     assert torch.equal(load_int8(str(tmp_path / "exact"), "absmax", skip=SKIP)(blocks).logits, expected)
-    streamed = stream_model(str(tmp_path / "exact"))
-    with Quantized(get_scheme("absmax"), SKIP).on(streamed, 1) as changed:
-        layer = decoder_layers(changed)[1]
-        assert type(layer.attn.c_attn) is Conv1D
-        assert type(layer.mlp.c_fc) is QuantizedLinear
-
-
-@pytest.mark.parametrize(
-    ("skip", "message"),
-    [
-        (["*.down_projj"], r"unknown place in skip '\*.down_projj'; did you mean|known: model.layers.0"),
-        (["model.layers.0.mlp.down_prj"], "did you mean model.layers.0.mlp.down_proj"),
-        ("*.down_proj", r"skip is '\*.down_proj'; expected a list of places"),
-        ([5], r"skip is \[5\]; expected a list"),
-        (5, "skip is 5; expected a list"),
-        (["model"], "leaves nothing for scheme 'absmax' to quantize"),
-    ],
-)
-def test_patterns_that_skip_nothing_or_all(skip, message):
-    for keep in ("exact", "int8"):
-        with pytest.raises(UserError, match=message):
-            quantize(make_model("llama"), "absmax", keep, skip=skip)
 
 
 def test_the_memory_of_an_int8_model_stays_what_it_is(blocks):
@@ -177,20 +146,12 @@ SMALL = {"models": ["pocket/gpt2-0.1m"], "block": 32, "blocks": 1}
 
 
 def test_a_scheme_of_ones_own_in_a_sweep(tmp_path):
-    """The number is that of the model under it, and another scheme of its name is measured anew."""
-    model = load_model("pocket/gpt2-0.1m")
-    blocks = load_text("sample", load_tokenizer("pocket/gpt2-0.1m"), 32, 1)
-    others = [Scheme("mine", Quantizer("int8", "tensor"), COLUMN), MIXED, Scheme("mine", ROW, COLUMN, 1.0)]
-    values = []
-    for scheme in others:
-        rows = sweep(Sweep(schemes=["fp32", scheme], **SMALL), tmp_path)
-        assert [row["scheme"] for row in rows] == ["fp32", scheme.name]
-        assert rows[1]["scheme_parts"] == scheme.description
-        assert rows[1]["value"] == perplexity(quantize(model, scheme), blocks)
-        values.append(rows[1]["value"])
-    again = [sweep(Sweep(schemes=[scheme], **SMALL), tmp_path)[0]["value"] for scheme in others]
-    assert again == values
-    assert len(set(values)) == 3
+    mine = Scheme("mine", ROW, COLUMN, 1.0)
+    rows = sweep(Sweep(schemes=["fp32", mine], **SMALL), tmp_path)
+    assert [row["scheme"] for row in rows] == ["fp32", "mine"]
+    assert rows[1]["scheme_parts"] == mine.description
+    model, blocks = load_model("pocket/gpt2-0.1m"), sample_blocks("pocket/gpt2-0.1m", 32, 1)
+    assert rows[1]["value"] == perplexity(quantize(model, mine), blocks)
 
 
 def test_schemes_in_an_experiment(tmp_path):
@@ -233,8 +194,6 @@ def test_schemes_of_a_plugin(install, blocks):
     ("code", "entry", "message"),
     [
         ("1 / 0", "x = broken:X", r"plugin 'x' of the installed distribution 'broken' cannot be imported \(ZeroDiv"),
-        ("Y = 1", "x = broken:X", r"cannot be imported \(AttributeError"),
-        ("import outliers_that_is_not_there", "x = broken:X", r"cannot be imported \(ModuleNotFoundError"),
         ("X = 5", "x = broken:X", "plugin 'x' .* is int; expected a Scheme or a list of them"),
         (ONE.format("llm.int8"), "x = broken:ONE", "plugin 'x' .* has a scheme 'llm.int8', as outliers itself has"),
         (ONE.format("twice") + "X = [ONE, ONE]", "x = broken:X", "has a scheme 'twice', as plugin 'x' of .* has"),

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 import outliers
 from outliers import Planted, Quantized, Together, UserError, calibrate, plant, quantize, run, trace
 from outliers.commands.ablate import Ablation
-from outliers.commands.sweep import Sweep, sweep
 from outliers.criterion import OF_EVERY_STACK
 from outliers.metrics.perplexity import perplexities, perplexity
 from outliers.models.anatomy import projections
@@ -33,7 +32,7 @@ from outliers.variants.peer import Bitsandbytes
 from outliers.variants.term import WeightEntry
 from outliers.variants.unattended import Unattended
 from outliers.variants.weights import Scaled
-from tests.small_models import make_model, sample_blocks, top1_softmax
+from tests.small_models import make_model, sample_blocks
 from tests.tracing.test_tracing import hooks
 
 MODEL = "pocket/gpt2-0.1m"
@@ -168,9 +167,8 @@ def test_what_needs_a_trace_or_a_calibration_says_so(models, blocks):
     assert not any(variant.needs_trace or variant.needs_calibration for variant in VARIANTS.values())
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_ablation_under_a_scheme_has_rows_of_its_own(stream, tmp_path):
-    fields = {"model": MODEL, "features": [1, 2], "block": 32, "blocks": 2, "stream": stream}
+def test_an_ablation_under_a_scheme_has_rows_of_its_own(tmp_path):
+    fields = {"model": MODEL, "features": [1, 2], "block": 32, "blocks": 2}
     exact, rows = (
         [row for row in run(Ablation(**fields, scheme=scheme), tmp_path) if "subject" in row]
         for scheme in ("fp32", "absmax")
@@ -182,20 +180,6 @@ def test_an_ablation_under_a_scheme_has_rows_of_its_own(stream, tmp_path):
     assert run(Ablation(**fields), tmp_path)[-len(exact) :] == exact
     row = run(Ablation(**fields, scheme="llm.int8", alpha=2), tmp_path)[-1]
     assert (row["alpha"], row["scheme_alpha"]) == (2, 2)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_numbers_are_those_of_a_model_in_which_something_is_skipped(stream, models, tmp_path):
-    fields = {"block": 32, "blocks": 1, "stream": stream, "skip": ["*.c_proj"]}
-    row = sweep(Sweep(models=[MODEL], schemes=["absmax"], **fields), tmp_path)[-1]
-    blocks = sample_blocks(MODEL, 32, 1)
-    some = quantize(models[0], "absmax", skip=["*.c_proj"])
-    assert row["value"] == pytest.approx(perplexity(some, blocks), rel=1e-6)
-    assert row["value"] != pytest.approx(perplexity(quantize(models[0], "absmax"), blocks), rel=1e-6)
-    ablated = run(Ablation(model=MODEL, features=[1], scheme="absmax", **fields), tmp_path / "ablated")
-    values = {one["metric"]: one["value"] for one in ablated if one.get("subject") == "none"}
-    top1 = pytest.approx(top1_softmax(some, blocks, [Intervention(())])[0], rel=1e-6)
-    assert values == {"perplexity": row["value"], "top1_softmax": top1}
 
 
 # Writing
@@ -269,21 +253,18 @@ def test_a_writing_is_read_as_what_was_written(variant):
     ("written", "variant"),
     {
         "fp32": AS_IT_IS,
-        "zero(247)": Ablated(Intervention((247,))),
         "shuffle(3@ffn_in,seed=1)": Ablated(Intervention((3,), "shuffle", 1), ("ffn_in",)),
         "zero(3@layers.9:12.k/norm)": Ablated(Intervention((3,)), ("layers.9:12.k", "norm")),
         "zero(model.layers.11.mlp.down_proj[507,1229])": Scaled(
             WeightEntry("model.layers.11.mlp.down_proj", 507, 1229)
         ),
         "scale(lm_head[:,3],factor=0.5)": Scaled(WeightEntry("lm_head", None, 3), 0.5),
-        "plant(247,factor=20)": Planted((247,), 20.0),
         "massive(507@layers.11,value=-2.5,above=100)": Massive((507,), 11, -2.5, 100.0),
         "kv=int4": Cached(Formats(CacheFormat("int4"), CacheFormat("int4"))),
         "llm.int8+alpha=4": Quantized(get_scheme("llm.int8", 4)),
         "absmax+only=ffn_out+skip=layers.0:2/*.c_fc": Quantized(
             SCHEMES["absmax"], ("layers.0:2", "*.c_fc"), ("ffn_out",)
         ),
-        "bitsandbytes": Bitsandbytes(),
         "zero(3)+bitsandbytes+alpha=4": Together((Ablated(Intervention((3,))), Bitsandbytes(4))),
         "plant(3,factor=8)+zero(3)+absmax+hadamard": Together(
             (Planted((3,), 8.0), Ablated(Intervention((3,))), Quantized(get_scheme("absmax+hadamard")))
@@ -325,7 +306,6 @@ def test_what_does_nothing_is_not_written():
     {
         "": "'' is not a variant; expected one such as absmax",
         "zero": "'zero' is malformed; expected a term such as zero",
-        "zro(3)": "unknown variant 'zro'; did you mean zero",
         "zero(3@ffn_out)": "unknown place 'ffn_out'; did you mean ffn_norm or ffn_in",
         "zero(3,sed=1)": "unknown option of 'zero' 'sed'; did you mean seed",
         "zero(3,seed=-1)": "has the seed -1; expected a whole number",
@@ -335,17 +315,14 @@ def test_what_does_nothing_is_not_written():
         "unattended(0@q)": "has a place; expected positions of a sequence alone",
         "plant(3)": "has no factor, or has a place; expected",
         "plant(3,factor=0)": "the factor of 'plant(3,factor=0)' is 0; expected a positive number",
-        "skip=ffn_in": "'skip=ffn_in': an option stands behind its scheme: absmax+skip=ffn_in",
         "absmax+skip=": "has an option twice or without a value; expected",
         "absmax+alpha=4": "has no threshold of outliers, which alpha=4 would change; expected",
         "bitsandbytes+hadamard": "expected bitsandbytes, or its threshold of outliers as in bitsandbytes+alpha=4",
-        "bitsandbytes+alpha=4+alpha=5": "expected bitsandbytes, or its threshold of outliers",
         "bitsandbytes+alpha=0": "the threshold of bitsandbytes is 0; expected a positive number",
         "absmax+zero(3)+bitsandbytes": "has two schemes, of which the second would replace the first",
         "zero(3@x)": "unknown place 'x'; known: attn_in, ffn_in, q, k, v",
         "zero(3@blocks.1.)": "unknown place",  # and of TransformerLens what no projection reads
         **{f"zero(3@blocks.1.{name})": "unknown place" for name in ("ln1.hook_normalized", "mlp.hook_post")},
-        "zero(3@layers.1.qq)": "unknown place 'qq'; did you mean q?",
         "zero(3@layers.2:2.q)": "place 'layers.2:2.q' has nothing in it; expected",
         "zero(3@heads.1.up)": "place 'heads.1.up' has nothing in it; expected",
         "mean(3@norm)": "the mean of what a norm reads, as 'norm' asks for it, is not known; expected zero or shuffle",
@@ -354,7 +331,6 @@ def test_what_does_nothing_is_not_written():
         "scale(model.x[1,2])": "has no factor; expected one: scale(model.x[1,2],factor=0.5)",
         "scale(model.x[1,2],factor=inf)": "has the factor inf; expected a finite number",
         **dict.fromkeys(("against()", "against(a(b))", "against"), "is malformed; expected the name of a model"),
-        "absmax+against(a)": "another model stands first: against(a)+absmax",
         "against(a)+against(b)": "has several terms that stand first; expected one prefix, or one other model",
     }.items(),
 )
@@ -382,12 +358,10 @@ def test_to_read_takes_no_torch():
 # Places
 
 
-@pytest.mark.parametrize("name", ["gpt2-0.1m", pytest.param("opt-1.7m", marks=pytest.mark.slow)])
-def test_places_are_those_of_patterns(name):
+def test_places_are_those_of_patterns(models):
     """Bit for bit: of each role and layer alone, and of all but it, by the patterns of its modules."""
-    name = f"pocket/{name}"
-    resident, streamed = load_model(name), stream_model(name)
-    blocks = sample_blocks(name, 16, 1)
+    resident, streamed = models
+    blocks = sample_blocks(MODEL, 16, 1)
     scheme, parts = SCHEMES["absmax"], list(projections(resident))
     places = {role: {one.path for one in parts if one.role == role} for role in OF_EVERY_STACK}
     places |= {"layers.1": {one.path for one in parts if one.layer == 1}}
@@ -415,6 +389,7 @@ def test_places_are_those_of_patterns(name):
         ({"only": ("layers.99",)}, "only has 'layers.99', of a model with"),
         ({"only": ("layers.1:1",)}, "only has 'layers.1:1', of a model with"),
         ({"only": "ffn_in"}, "only is 'ffn_in'; expected a list of places"),
+        ({"skip": (5,)}, "skip is (5,); expected a list of places"),
         ({"only": ("ffn_in",), "skip": ("*.mlp",)}, "and only=['ffn_in'] leaves nothing for scheme 'absmax'"),
         ({"only": ("attention",)}, "and only=['attention'] leaves nothing for scheme 'absmax'"),
     ],
@@ -430,17 +405,12 @@ def test_places_that_there_are_not(places, message, models, blocks):
 @pytest.mark.parametrize(
     ("case", "written", "message"),
     [
-        ("gpt2", "zero(3@gate)", "place 'gate': layer 0 has no such reader of the residual stream; expected some of"),
-        ("mixtral", "zero(3@up)", "place 'up': layer 0 has no such reader of the residual stream; expected some of"),
         ("olmo2", "zero(3@norm)", "place 'norm': layer 0 has no such reader"),
         ("gpt2", "zero(3@layers.1:3.q)", "place 'layers.1:3.q' in a model of 2 layers; expected some of layers.0:2"),
         ("gpt2", "zero(3@layers.0.heads.4)", "'layers.0.heads.4': layer 0 has 4 heads; expected one of 0 to 3"),
-        ("gpt2", "zero(32@q)", "feature 32 is out of range"),
         ("gpt2", "massive(99@layers.0,value=0,above=1)", "feature 99"),
-        ("llama", "zero(model.layers.1.mlp.don_proj[0,0])", "unknown weight 'model.layers.1.mlp.don_proj'; did you me"),
         ("llama", "zero(model.norm[0,0])", "'model.norm' is float32 of shape (32,); expected floating-point numbers"),
         ("mixtral", "zero(model.layers.0.mlp.experts.down_proj[0,0])", "is float32 of shape (4, 32, 48); expected"),
-        ("llama", "zero(model.layers.1.mlp.down_proj[32,0])", "has the output 32; expected one of 0 to 31"),
         ("gpt2", "zero(transformer.h.0.attn.c_attn[96,:])", "has the output 96; expected one of 0 to 95"),
     ],
 )
