@@ -72,7 +72,7 @@ OURS = {
         ({"activations": Quantizer("int8", "group128")}, "is 'group128'; expected 'tensor' or 'row'"),
         *(
             ({"outlier_threshold": value}, f"outlier_threshold of scheme 'ours' is {value!r}; expected a positive")
-            for value in (0.0, float("nan"), "6", True)
+            for value in (0.0, float("nan"), float("inf"), "6", True)
         ),
         (
             {"arithmetic": "bitsandbytes", "activations": Quantizer("int8", "row", False)},
@@ -265,8 +265,8 @@ def with_weight(projection: nn.Linear, weight: torch.Tensor) -> nn.Linear:
     return projection
 
 
-def with_backward_hook(projection: nn.Linear) -> nn.Linear:
-    projection.register_full_backward_hook(lambda *_: None)
+def hooked(projection: nn.Linear, register: str) -> nn.Linear:
+    getattr(projection, register)(lambda *_: None)
     return projection
 
 
@@ -283,7 +283,8 @@ MORE_THAN_WEIGHTS = {
     "two in one": (lambda one: with_weight(one, TwoTensor(*[one.weight.detach()] * 2)), "TwoTensor"),
     "forward": (with_forward, "has a forward method in the place of its own"),
     "offloaded": (lambda projection: add_hook_to_module(projection, CpuOffload("cpu")), "accelerate's CpuOffload"),
-    "gradients": (with_backward_hook, "has backward_hooks"),
+    "gradients": (lambda projection: hooked(projection, "register_full_backward_hook"), "has backward_hooks"),
+    "state": (lambda projection: hooked(projection, "register_state_dict_post_hook"), "has state_dict_hooks"),
 }
 
 

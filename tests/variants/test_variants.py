@@ -265,6 +265,7 @@ def test_a_writing_is_read_as_what_was_written(variant):
         "absmax+only=ffn_out+skip=layers.0:2/*.c_fc": Quantized(
             SCHEMES["absmax"], ("layers.0:2", "*.c_fc"), ("ffn_out",)
         ),
+        "bitsandbytes": Bitsandbytes(),
         "zero(3)+bitsandbytes+alpha=4": Together((Ablated(Intervention((3,))), Bitsandbytes(4))),
         "plant(3,factor=8)+zero(3)+absmax+hadamard": Together(
             (Planted((3,), 8.0), Ablated(Intervention((3,))), Quantized(get_scheme("absmax+hadamard")))
@@ -318,6 +319,7 @@ def test_what_does_nothing_is_not_written():
         "absmax+skip=": "has an option twice or without a value; expected",
         "absmax+alpha=4": "has no threshold of outliers, which alpha=4 would change; expected",
         "bitsandbytes+hadamard": "expected bitsandbytes, or its threshold of outliers as in bitsandbytes+alpha=4",
+        "bitsandbytes+alpha=4+alpha=5": "expected bitsandbytes, or its threshold of outliers",
         "bitsandbytes+alpha=0": "the threshold of bitsandbytes is 0; expected a positive number",
         "absmax+zero(3)+bitsandbytes": "has two schemes, of which the second would replace the first",
         "zero(3@x)": "unknown place 'x'; known: attn_in, ffn_in, q, k, v",
@@ -411,6 +413,7 @@ def test_places_that_there_are_not(places, message, models, blocks):
         ("gpt2", "massive(99@layers.0,value=0,above=1)", "feature 99"),
         ("llama", "zero(model.norm[0,0])", "'model.norm' is float32 of shape (32,); expected floating-point numbers"),
         ("mixtral", "zero(model.layers.0.mlp.experts.down_proj[0,0])", "is float32 of shape (4, 32, 48); expected"),
+        ("llama", "zero(model.layers.1.mlp.down_proj[32,0])", "has the output 32; expected one of 0 to 31"),
         ("gpt2", "zero(transformer.h.0.attn.c_attn[96,:])", "has the output 96; expected one of 0 to 95"),
     ],
 )
