@@ -206,15 +206,8 @@ def test_a_model_that_breaks_says_at_which_step(tmp_path):
     trainer.add_callback(Breaks())
     with pytest.raises(BrokenModel, match=r"^step 4: NaN or inf in the hidden states of layer"):
         trainer.train()
+    assert trainer.model.training, "as it was"
     assert records_in(tmp_path / "outliers")[-1]["checkpoint"] == "step-2"
-
-
-def test_what_cannot_be_measured_is_refused_before_a_step(tmp_path):
-    trainer = trainer_of(tmp_path, None)
-    trainer.add_callback(outliers.OutlierCallback(trainer, torch.full((1, 8), 128)))
-    with pytest.raises(UserError, match="token id 128 is outside the model's vocabulary"):
-        trainer.train()
-    assert not trainer.state.global_step
 
 
 @pytest.mark.parametrize(
