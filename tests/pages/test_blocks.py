@@ -1,9 +1,10 @@
 """Every block of code of README and docs: it runs here, on a small model, or says that it needs the hub or a GPU.
 
-Blocks of Python run in `test_docs.py`. A line of a shell that needs something has a comment behind it that says so, or
+A line of a shell that needs something has a comment behind it that says so, or
 one above it that holds for all lines up to the next such comment.
 """
 
+import importlib
 import re
 import runpy
 import shlex
@@ -14,7 +15,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-import nbformat
 import pytest
 import torch
 import yaml
@@ -28,7 +28,6 @@ from outliers.models import anatomy, plugins
 from outliers.models.names import POCKET
 from tests.conftest import LLAMA, ROOT, read
 from tests.gguf_files import save_gguf
-from tests.pages import test_docs
 from tests.pages.test_docs import CARDS, PAGES
 from tests.typed import type_words
 
@@ -241,27 +240,29 @@ BACKWARD = replace(CAUSAL, name="of-a-page", kinds=["of-a-page"])
     assert anatomy.family_of(config).name == "of-a-page"
 
 
-# Commands elsewhere: in the help of a command, on the card of a model, in the words of a notebook
+# Python
 
 
-def elsewhere() -> Iterator[tuple[str, str]]:
-    """Where commands are shown too, and the text that shows them."""
-    for path in sorted(ROOT.glob("outliers/*.py")):
-        yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8").replace("``", "")
-    for card in CARDS:
-        yield card, read(card)
-    for path in sorted(ROOT.glob("notebooks/*.ipynb")):
-        cells = nbformat.read(path, as_version=4).cells
-        yield path.name, "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        pytest.param(shlex.split(command), id=f"{place}: {command}")
-        for place, text in elsewhere()
-        for command in re.findall(r"`(python -m outliers\.[\w.]+[^`{]*)`", text)
-    ],
-)
-def test_commands_elsewhere_take_what_is_typed(arguments):
-    test_docs.test_commands_take_what_is_typed(arguments)
+@pytest.mark.parametrize("block", blocks_of("python"))
+def test_python_runs(block, monkeypatch, tmp_path):
+    """Each block by itself, with a pocket model in the place of the one that is downloaded, and few steps."""
+    tables = [
+        ("outliers.models.anatomy", "FAMILIES"),
+        ("outliers.quantization.schemes", "SCHEMES"),
+        ("outlier_kernels.formats", "FORMATS"),
+        ("outliers.text.documents", "TEXTS"),
+        ("outliers.paper.artefacts", "ARTEFACTS"),
+    ]
+    tables = [getattr(importlib.import_module(module), name) for module, name in tables]
+    before = [dict(table) for table in tables]
+    if "from peft " in block:
+        pytest.importorskip("peft", reason="needs peft of outliers[peers]")
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.chdir(tmp_path)
+    try:
+        small = block.replace("smollm2-135m", "pocket/gpt2-1.7m").replace("max_steps=400", "max_steps=3")
+        exec(compile(small, "block", "exec"), {"__name__": "block"})
+    finally:
+        for table, rows in zip(tables, before, strict=True):  # what a block adds goes with it
+            table.clear()
+            table.update(rows)

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import numpy as np
 import pytest
 import typer
@@ -228,18 +229,30 @@ def test_docstrings_cite_what_is_there():
             assert not anchor or anchor in anchors(ROOT / path), f"{file}: {path}#{anchor}"
 
 
-def typed(page: str, program: str) -> Iterator[list[str]]:
-    """The arguments of each line of a page that runs a program."""
-    for block in re.findall(r"```\w*\n(.*?)```|(?<!`)`([^`]+)`(?!`)", read(page), re.DOTALL):
+def typed(text: str, program: str) -> Iterator[list[str]]:
+    """The arguments of each line of a text that runs a program."""
+    for block in re.findall(r"```\w*\n(.*?)```|(?<!`)`([^`]+)`(?!`)", text, re.DOTALL):
         for line in "".join(block).splitlines():
             for found in re.findall(rf"(?<!\S)'?{program}\S*[^'#|]*", line):
                 yield shlex.split(found.strip("'"))
 
 
+def texts() -> Iterator[tuple[str, str]]:
+    """All that shows commands: pages, cards of models, the help of commands, and the words of notebooks."""
+    for page in [*PAGES, *CARDS]:
+        yield page, read(page)
+    for path in sorted(ROOT.glob("outliers/*.py")):
+        yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8").replace("``", "")
+    for path in sorted(ROOT.glob("notebooks/*.ipynb")):
+        cells = nbformat.read(path, as_version=4).cells
+        yield path.name, "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+
+
 COMMANDS = [
-    pytest.param(arguments, id=f"{page}: {' '.join(arguments)}")
-    for page in PAGES
-    for arguments in typed(page, "python -m outliers")
+    pytest.param(arguments, id=f"{place}: {' '.join(arguments)}")
+    for place, text in texts()
+    for arguments in typed(text, "python -m outliers")
+    if "{" not in " ".join(arguments)
 ]
 
 
@@ -255,48 +268,16 @@ def test_commands_take_what_is_typed(arguments):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_other_programs_are_there(page):
-    for arguments in typed(page, "python (?:benchmarks|scripts|kernels)/"):
+    for arguments in typed(read(page), "python (?:benchmarks|scripts|kernels)/"):
         source = read(arguments[1]) + read("benchmarks/kept.py")
         assert all(option in source for option in arguments if option.startswith("--"))
-    for _, script, *options in typed(page, "sbatch "):
+    for _, script, *options in typed(read(page), "sbatch "):
         test_commands_take_what_is_typed(["python", "-m", "outliers.sweep", *options])
         assert (ROOT / script).exists()
-    for _, *targets in typed(page, "make "):
+    for _, *targets in typed(read(page), "make "):
         for target in targets:
             name, variable, _ = target.partition("=")
             wanted = rf"\$[({{].*\b{name}\b" if variable else rf"^(?:[\w-]+ )*{target}(?: [\w-]+)*:"
             assert re.search(wanted, read("Makefile"), re.MULTILINE), target
     extras = tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"]
     assert set(re.findall(r"(?:outliers|\.)\[(\w+)\]", read(page))) <= set(extras)
-
-
-BLOCKS = [
-    pytest.param(block, id=f"{page}, {number}")
-    for page in PAGES
-    for number, block in enumerate(re.findall(r"```python\n(.*?)```", read(page), re.DOTALL), 1)
-]
-
-
-@pytest.mark.parametrize("block", BLOCKS)
-def test_python_runs(block, monkeypatch, tmp_path):
-    """Each block by itself, with a pocket model in the place of the one that is downloaded, and few steps."""
-    tables = [
-        ("outliers.models.anatomy", "FAMILIES"),
-        ("outliers.quantization.schemes", "SCHEMES"),
-        ("outlier_kernels.formats", "FORMATS"),
-        ("outliers.text.documents", "TEXTS"),
-        ("outliers.paper.artefacts", "ARTEFACTS"),
-    ]
-    tables = [getattr(importlib.import_module(module), name) for module, name in tables]
-    before = [dict(table) for table in tables]
-    if "from peft " in block:
-        pytest.importorskip("peft", reason="needs peft of outliers[peers]")
-    monkeypatch.setenv("MPLBACKEND", "agg")
-    monkeypatch.chdir(tmp_path)
-    try:
-        small = block.replace("smollm2-135m", "pocket/gpt2-1.7m").replace("max_steps=400", "max_steps=3")
-        exec(compile(small, "block", "exec"), {"__name__": "block"})
-    finally:
-        for table, rows in zip(tables, before, strict=True):  # what a block adds goes with it
-            table.clear()
-            table.update(rows)
