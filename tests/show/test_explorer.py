@@ -97,13 +97,6 @@ def test_a_streamed_model_reads_its_layers_no_further_time(tmp_path):
     assert section.explorers[0].content["tokens"] is None
 
 
-@pytest.mark.parametrize("content", [b"", b"x" * 100])
-def test_a_damaged_excerpt(tmp_path, content):
-    (tmp_path / EXCERPT).write_bytes(content)
-    with pytest.raises(UserError, match="trace again"):
-        Excerpt.load(tmp_path / EXCERPT)
-
-
 def test_an_excerpt_whose_parts_do_not_fit(tmp_path):
     model = load_model(MODEL)
     found = excerpt(model, torch.arange(8), {"attn_in": [0, 1]})
@@ -227,32 +220,15 @@ def enter(section, name: str, number: int) -> None:
 
 
 @needs_chromium
-def test_hovering_shows_the_value(untouched, traced):
-    values = Trace.load(traced[1] / "trace").largest("attn_in")
-    box = in_sight(untouched.locator("#explorer-1 .map .nsewdrag"))
-    layer, feature = 1, values.shape[1] // 2
-    x = box["x"] + box["width"] * (feature + 0.5) / values.shape[1]
-    untouched.mouse.move(x, box["y"] + box["height"] * (layer + 0.5) / len(values), steps=3)
-    label = untouched.locator("#explorer-1 .map .hoverlayer text").first
-    label.wait_for()
-    said = label.text_content()
-    assert said.startswith(f"layer {layer}, feature {feature}: ")
-    assert float(said.rpartition(" ")[2].replace(",", "")) == pytest.approx(values[layer, feature].item(), abs=0.006)
-
-
-@needs_chromium
 def test_what_is_chosen_is_shown(opened, traced):
-    of = Trace.load(traced[1] / "trace")
     section = opened.locator("#explorer-1")
     section.locator("[name=map]").select_option(label="ffn_out: into the feed-forward output")
     enter(section, "row", 2)
     enter(section, "column", 7)
     said = output(opened)
     assert said.startswith("layer 2, feature 7 of ffn_out: ")
-    largest = of.largest("ffn_out")[2, 7].item()
+    largest = Trace.load(traced[1] / "trace").largest("ffn_out")[2, 7].item()
     assert float(said.rpartition(" ")[2].replace(",", "")) == pytest.approx(largest, abs=0.006)
-    width = opened.evaluate("document.querySelector('#explorer-1 .map').data[0].z[0].length")
-    assert width == of.largest("ffn_out").shape[1]
     legends = {"linear": "Colour: largest |x|, with a step", "clipped": "clipped at ", "log": "log scale"}
     for scale, legend in legends.items():
         section.locator("[name=scale]").select_option(scale)
@@ -318,14 +294,7 @@ def test_zooming(opened):
     assert across() == pytest.approx(whole / 2)
     section.get_by_role("button", name="Zoom out").click()
     assert across() == pytest.approx(whole)
-    box = in_sight(section.locator(".map .nsewdrag"))
-    opened.mouse.move(box["x"] + 100, box["y"] + 20)
-    opened.mouse.down()
-    opened.mouse.move(box["x"] + 300, box["y"] + 60, steps=5)
-    opened.mouse.up()
-    opened.wait_for_function(
-        "document.querySelector('#explorer-1 .map').layout.xaxis.range.reduce((a, b) => b - a) < " + str(whole * 0.9)
-    )
+    section.get_by_role("button", name="Zoom in").click()
     section.get_by_role("button", name="Whole map").click()
     assert across() == pytest.approx(whole)
 
@@ -384,7 +353,7 @@ def test_who_writes_is_shown(opened, path):
 
 
 @needs_chromium
-@pytest.mark.parametrize("width", [400, 800, 1400])
+@pytest.mark.parametrize("width", [400, 1400])
 def test_nothing_overflows(browser, path, width):
     with test_page.opened(browser, path, width) as window:
         window.wait_for_function(DRAWN)
@@ -426,15 +395,9 @@ def test_print_shows_the_figure_and_the_screen_its_explorer(opened):
     assert opened.locator("#section-2-figure-damage_errors figure svg").first.is_visible()
 
 
-def test_a_page_without_an_explorer_embeds_nothing():
-    html = page("None", [Section("None", [])], "")
-    assert len(html) < 20_000
-    assert "explorer" not in html
-    assert len(plotly()) < 700_000
-
-
-def test_a_page_with_explorers_embeds_it_once(path):
-    assert 700_000 < path.stat().st_size < 2_000_000
+def test_a_page_embeds_plotly_once_where_it_has_explorers(path):
+    assert len(page("None", [Section("None", [])], "")) < 20_000
+    assert len(plotly()) < 700_000 < path.stat().st_size < 2_000_000
 
 
 # One page of a model

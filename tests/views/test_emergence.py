@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from outliers.runs.engine import LocalEngine
 from outliers.runs.frame import records_in
 from outliers.runs.rows import index
 from outliers.runs.run import records, rows_of, run
-from outliers.subjects.provenance import measuring
 from outliers.tracing.table4 import table4_row, trace_row
 from outliers.tracing.trace import trace
 from outliers.views.emergence import column_of
@@ -94,24 +92,6 @@ def test_traces_of_all_requests_are_kept(tmp_path):
         assert [(tmp_path / file).stat().st_mtime_ns for file in beside] == kept[blocks, "beside"]
     aside = [{file.name for file in place.iterdir()} for place in (tmp_path / "earlier").iterdir()]
     assert aside == [{"trace.safetensors", *beside}] * 2
-
-
-def test_a_kept_trace_of_other_roles_is_not_taken_for_this(tmp_path):
-    """As a version of this project that traced fewer has left it."""
-    found, rows = trace_model(Tracing(**TRACED), tmp_path)
-    found.labels["roles"] = list(PAPER)
-    found.save(tmp_path / "trace")
-    again, new = trace_model(Tracing(**TRACED), tmp_path)
-    assert again.labels["roles"] == list(OF_EVERY_STACK)
-    assert new == rows
-
-
-def test_emergence_traces_what_the_paper_looks_at(tmp_path, calls_of):
-    traced = calls_of("outliers.metrics.trace.traces")
-    rows = run(Emergence(models=[TRACED["model"]], block=64, blocks=6, alpha=3), tmp_path / "family")
-    assert [tuple(roles) for _, _, roles, *_ in traced] == [PAPER]
-    _, of_one = trace_model(Tracing(**TRACED), tmp_path / "one")
-    assert metrics(rows) == metrics(of_one)
 
 
 def test_a_trace_goes_on_where_it_stopped(tmp_path, constants, calls_of):
@@ -241,20 +221,6 @@ def test_emergence_over_checkpoints_of_a_folder(tmp_path):
     with pytest.raises(UserError, match=r"unknown revision .* 'step-4'; did you mean step-"):
         run(Emergence(models=[str(folder)], revisions=["step-4"]), tmp_path / "no")
     assert not (tmp_path / "no").exists()
-
-
-def test_the_cost_of_a_trace_is_in_its_rows(tmp_path, monkeypatch):
-    @contextmanager
-    def expensive(device):
-        with measuring(device) as spent:
-            yield spent
-        spent.fields |= {"wall_seconds": 1000.0, "peak_memory_bytes": 10**15}
-
-    monkeypatch.setattr("outliers.runs.planner.measuring", expensive)
-    _, rows = trace_model(Tracing(**TRACED), tmp_path)
-    seconds = {row["metric"]: int(row["wall_seconds"] // 1000) for row in rows}
-    assert (seconds["count"], seconds["perplexity"]) == (TRACED["blocks"], 1), "each block is a part of its own"
-    assert {row["peak_memory_bytes"] for row in rows} == {10**15}
 
 
 def test_equal_weights_with_another_tokenizer_are_measured(tmp_path):

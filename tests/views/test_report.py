@@ -23,9 +23,9 @@ from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
 from outliers.views.ablation import ablation_section
 from outliers.views.attention import attention_points as attention_points
-from outliers.views.emergence import by_model, distinct_models, exponential_fit, figure3, figure4, fits_of
+from outliers.views.emergence import by_model, distinct_models, exponential_fit, figure3, fits_of
 from outliers.views.latency import latencies, latency_section
-from outliers.views.perplexity import perplexity_section, sweep_costs, table1
+from outliers.views.perplexity import perplexity_section, sweep_costs
 from outliers.views.remedies import frontier, frontier_of, remedies_section
 from outliers.views.remedies import remedy_points as remedy_points
 from outliers.views.table4 import emergence_section
@@ -65,16 +65,6 @@ def without(rows: list[dict], variant: str) -> list[dict]:
 
 
 OWN = sweep(mine=120, another=120)
-TASKS = each(
-    OWN,
-    metric="zeroshot.acc",
-    task="piqa",
-    value=0.5,
-    standard_error=0.1,
-    examples=9,
-    lm_eval="0",
-    alpha=lambda row: 6.0 if row["variant"] == "mine" else None,
-)
 TIMES = {"metric": "latency.decode", "batch": 1, "q1": 1, "q3": 2, "prompt": 8, "tokens": 4, "repeats": 2}
 TIMES |= {"device_name": "one", "threads": 2}
 OF_BATCHES = {  # of a model under a scheme: by what is timed and the batch; the rest was not timed
@@ -202,8 +192,6 @@ SECTIONS = {
     "sweep of models of one name": lambda: perplexity_section(
         each(sweep(), model=lambda row: "/a/hf" if "gpt2" in row["model"] else "/b/hf")
     ),
-    "zero-shot tasks": lambda: zeroshot_section(TASKS),
-    "latency": lambda: latency_section(each(OWN, **TIMES)),
     "latency of two batches": lambda: latency_section(TIMED),
     "zero-shot tasks of two kinds": lambda: zeroshot_section(OF_TWO_KINDS),
     "remedies": lambda: remedies_section(SAVED),
@@ -214,7 +202,6 @@ SECTIONS = {
     ),
     "variants that nobody can read": lambda: remedies_section(VARIED[:3] + UNKNOWN),
     "emergence": lambda: emergence_section(family() + TWIN),
-    "emergence at 4.5": lambda: drawn(figure4(family(alpha=4.5), paper=False)),
     "emergence in training": lambda: drawn(
         figure3(each(family(), parameters=1, checkpoint=lambda row: STEPS[row["model"]], model="one"), paper=False)
     ),
@@ -281,11 +268,6 @@ def test_every_scheme_has_a_style_of_its_own():
     assert GREY not in {style["color"] for style in styles.values()}, "which is the paper's"
     for scheme, (color, *others) in STYLES.items():
         assert list(looks[scheme]) == [COLORS[color], *others]
-
-
-def test_the_table_of_a_sweep_as_data():
-    assert table1(OWN).index.tolist() == ["fp32", "absmax", "llm.int8", "mine", "another"]
-    assert table1(OWN).loc["mine"].tolist() == [120, 120]
 
 
 def test_models_of_one_name_are_not_taken_for_each_other():
@@ -392,25 +374,6 @@ def test_families_of_more_architectures_than_markers():
     assert sum(len(line.get_xdata()) for line in panel.lines) == 24
 
 
-# Files
-
-
-def check_files(folder, tables: str, figures: str, further: str = "") -> None:
-    """These files, by their names without endings, are in a folder, and no others."""
-    endings = {("md", "tex", "csv"): tables, ("png", "svg"): figures, ("csv",): further}
-    names = {f"{name}.{one}" for kinds, of_kind in endings.items() for name in of_kind.split() for one in kinds}
-    assert {path.name for path in folder.iterdir()} == names | {"report.html", "rows.parquet"}
-
-
-def test_files_of_a_sweep(tmp_path):
-    printed = write(perplexity_section(sweep()), tmp_path, "python -m outliers.sweep")
-    check_files(tmp_path, "table1 table1_increase", "perplexity")
-    assert str(tmp_path) in printed
-    assert (tmp_path / "table1.csv").read_text().splitlines()[1] == "fp32,100,10"
-    assert r"\toprule" in (tmp_path / "table1.tex").read_text()
-    assert (tmp_path / "perplexity.png").read_bytes().startswith(b"\x89PNG")
-
-
 # Traces
 
 
@@ -450,13 +413,13 @@ def test_a_heat_map_can_be_read_whatever_its_largest_value_is(found):
     """On a scale of four decades: hits stand out, and what is close differs."""
     for value in (8, 3000, 60_000):
         axes = heat_map(with_largest(found, "ffn_out", 1, value))[0].figure.axes
-        image = axes[0].get_images()[0]
+        image, bar = axes[0].get_images()[0], axes[-1]
         colors = image.cmap(image.norm(np.array([0.4, 1.5, 5.9, 6.1, value])))[:, :3]
         luminance = colors @ (0.2126, 0.7152, 0.0722)
         assert (np.diff(luminance) > 0).all()
         assert luminance[3] - luminance[2] > 0.15
-        bar = axes[-1]
-        assert "log" in bar.get_ylabel()
+        assert image.norm.vmax == pytest.approx(max(value, found.largest("attn_in").max()))
+        assert bar.get_ylabel() == f"largest |x|, logarithmic;\nbelow {image.norm.vmin:.2g} darkest"
         assert bar.get_yscale() == "log"
 
 
@@ -508,7 +471,6 @@ TRACES = {
     "trace without massive activations": lambda found: with_massive(found, 0),
     "trace of three roles": lambda found: replace(found, roles=THREE),
     "trace of large gains": lambda _: with_gains(20),
-    "trace by token": lambda _: trace(plant(make_model("llama"), [5, 20], 30), BLOCKS, tokens=make_tokenizer()),
     "trace by token of massive activations": lambda _: with_massive(
         trace(plant(make_model("llama"), [5, 20], 30), BLOCKS, tokens=make_tokenizer())
     ),
@@ -528,11 +490,20 @@ def test_trace(name, found, as_kept):
 
 
 def test_trace_files(found, tmp_path):
-    """Tokens are text to HTML and Markdown, and so is |x|."""
+    """These and no others; tokens are text to HTML and Markdown, and so is |x|."""
     section = traced_section(found, family()[:8], "<token {}>".format)
-    write(section, tmp_path, "")
-    further = "features_by_layer hidden_states massive_activations attention_sinks sink_tokens largest_by_layer"
-    check_files(tmp_path, "table4 features largest", "heat_map magnitude_by_position sorted_profile", further)
+    assert str(tmp_path) in write(section, tmp_path, "")
+    names = {
+        ("md", "tex", "csv"): "table4 features largest",
+        ("png", "svg"): "heat_map magnitude_by_position sorted_profile",
+        ("csv",): "features_by_layer hidden_states massive_activations attention_sinks sink_tokens largest_by_layer",
+        ("html",): "report",
+        ("parquet",): "rows",
+    }
+    files = {f"{name}.{ending}" for endings, of_kind in names.items() for name in of_kind.split() for ending in endings}
+    assert {path.name for path in tmp_path.iterdir()} == files
+    assert r"\toprule" in (tmp_path / "table4.tex").read_text()
+    assert (tmp_path / "heat_map.png").read_bytes().startswith(b"\x89PNG")
     counts = {"features": 32, "largest_by_layer": 8, "largest": 4}
     assert {name: len(pd.read_csv(tmp_path / f"{name}.csv")) for name in counts} == counts
     assert "&lt;token " in (tmp_path / "report.html").read_text()
