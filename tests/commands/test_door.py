@@ -229,8 +229,10 @@ CONFIGURATIONS: list[Case] = [
     *(asks_for("n_embd", value, "expected a whole number from 1") for value in (10**9, 0)),
     asks_for("n_embd", "64", "expected int, got"),
     *(asks_for("n_layer", value, "expected a whole number from 1") for value in (0, 10**9)),
-    *(asks_for("n_head", value, "expected") for value in (0, 5)),
+    *(asks_for("n_head", value, "expected") for value in (0, 5, 10**6)),
+    asks_for("num_hidden_layers", 10**9, "from 1 to 512"),
     asks_for("n_positions", 10**8, "from 1 to 65,536"),
+    asks_for("max_position_embeddings", -1, "expected a whole number"),
     asks_for("vocab_size", 10**12, "expected a whole number"),
     asks_for("n_inner", -1, "expected a whole number"),
     asks_for("num_labels", 10**9, "expected a whole number"),
@@ -238,17 +240,22 @@ CONFIGURATIONS: list[Case] = [
     asks_for("dtype", "float9", "float9", shown="torch"),
     asks_for("pad_token_id", 10**6, "in the vocabulary of 4096"),
     asks_for("eos_token_id", "2", "'2' doesn't match"),
-    asks_for("layer_norm_epsilon", float("nan"), "from 0 to 1"),
+    *(asks_for("layer_norm_epsilon", value, "from 0 to 1") for value in (float("nan"), -1e-5)),
+    asks_for("resid_pdrop", 7, "between 0 and 1", shown="dropout"),
     asks_for("rope_scaling", {"rope_type": "spiral", "factor": 2.0}, "'spiral'", shown="", **LLAMA),
     asks_for("attention_types", [[["global"], 10**9]], "from 1 to 512", model_type="gpt_neo", num_layers=2),
+    asks_for("layer_types", ["full_attention"] * 3, "must be equal", shown="num_hidden_layers"),
     asks_for("text_config", {"hidden_size": 10**9}, "hidden_size 1000000000"),
     asks_for("num_key_value_heads", 3, "divides the 4 heads", model_type="llama", num_attention_heads=4),
+    asks_for("num_kv_heads", 0, "from 1 to", model_type="falcon"),
     asks_for("num_experts_per_tok", 5, "from 1 to 4", model_type="mixtral", num_local_experts=4),
     asks_for("num_local_experts", 10**6, "from 0 to 4,096", model_type="mixtral"),
     asks_for("sliding_window", -1, "from 0", model_type="mistral"),
     asks_for("sliding_window", 0, "expected a whole number from 1 on, or null", model_type="mistral"),
+    asks_for("encoder_layers", 10**9, "from 1 to 512", model_type="bart"),
+    asks_for("d_model", 10**8, "from 1 to", model_type="xglm"),
     *(stored_by(one, "; expected 16 or 32") for one in ("eetq", None)),
-    stored_by("gptq", ", and its files hold none so"),
+    *(stored_by(one, ", and its files hold none so") for one in ("gptq", "awq", "bitsandbytes", "fp8", "hqq")),
     Case("no size at all", written(b'{"model_type": "llama"}'), f"trace m {SMALL}", "at least 0.5 GB of weights"),
     Case("a report of it", instead("config.json", nothing, configured()), "report m", "'m': it has no config.json"),
     Case("no architecture", written(b'{"n_embd": 64}'), f"trace m {SMALL}", "no 'model_type'"),
@@ -304,6 +311,7 @@ ZEROS = gzip.compress(bytes(2**20), 1) * 1000  # a gigabyte, in members that fol
 
 TEXTS: list[Case] = [
     text("half a surrogate", r"row 2 .* half a surrogate pair, '\\ud800'", "a.jsonl", ROW + rb'{"text": "\ud800"}'),
+    text("its other half", r"row 1 .* half a surrogate pair, '\\udfff'", "a.jsonl", rb'{"text": "x\udfffx"}'),
     text("Latin-1", "line 3 .* byte 4 is not UTF-8", "a.txt", b"one\r\n\r\ncaf\xe9"),
     text("a byte order mark", "line 1 .* begins with a byte order mark", "a.txt", b"\xef\xbb\xbfwords"),
     text("deep lists", "row 2 .* nested too deeply", "a.jsonl", ROW + b'{"x": ' + b"[" * 10**5),
@@ -390,11 +398,14 @@ LINES = [  # that are no row, and why not
     (b'{"request": "\xff"}', ""),
     *((line, "") for line in ZEROS),
     ("[" * 100_000, ""),
+    ({"metric": "perplexity", "value": 7.5}, "the line: expected an object of"),  # of an older version
     ('{"request": "\\ud800"}', ""),
     (json.dumps(ROW).replace("7.5", "7" * 5000), "number out of range"),
     (json.dumps(ROW).replace('"m"', '"é"').encode("latin-1"), "invalid unicode code point"),
 ]
 ROWS = [  # that hold what no row may
+    ({**ROW, "more": {}}, "the line: expected an object of request, provenance, values, run, got {"),
+    (with_fields("run", new=[[1]]), "run.new: expected text, "),
     ({**ROW, "values": []}, "expected values, or in 'run' why it 'failed'"),
     (with_fields("values", value=float("nan")), "values.0.value: expected a finite number"),
     (with_fields("values", value="7.5"), "values.0.value: .*got '7.5'"),
@@ -479,6 +490,10 @@ def both(*makers: Callable[[Path], None]) -> Callable[[Path], None]:
 
 VALUES = [  # of a field that cannot have them
     ("name", "../up", "expected letters, digits and any of"),
+    ("name", "''", "expected text in one line, got ''"),
+    ("models", "[]", "expected at least 1, got"),
+    ("models", '["a\\0b"]', "expected text in one line"),
+    ("block", "true", "expected a number, got True"),
     ("name", "é" * 200, "expected names of at most 255 bytes, got 'é+…"),
     ("name", "2024-01-01", "expected text, got datetime.date"),
     ("models", "[no]", "expected text, got False"),
@@ -494,6 +509,7 @@ YAML = [  # what an experiment file holds, and the answer
     *((fields(**{field: value}), f"field '{field}.*': .*{answer}") for field, value, answer in VALUES),
     *((fields(block=tag), "'e.yaml' cannot be read|field 'block'") for tag in TAGS),
     (fields(extends="."), "'extends' is '.'; expected another file"),
+    (fields(extends="[a]"), r"'extends' is \['a'\]; expected another"),
     (fields(extends="e.yaml"), "'e.yaml' refers to itself in 'extends'"),
     (os.mkfifo, NO_YAML),
     ("#" * 1_100_000, NO_YAML),
@@ -539,6 +555,8 @@ OPTIONS: list[Case] = [
 REFUSED = {
     "training pocket/table1": "field 'runs' is missing",
     f"ablate {POCKET_MODEL} --seed -1": "seed is -1; expected a whole number from 0",
+    f"ablate {POCKET_MODEL} --seed {2**70}": f"seed is {2**70}; expected",
+    f"ablate {POCKET_MODEL} --controls 100000000": "100000000 controls; expected",
     f"plan {POCKET_MODEL} --cost -5%": "field 'cost': expected a share such as 5% or 0.05, got '-5%'",
     f"plan {POCKET_MODEL} --cost 1": "field 'cost': expected a share: 1 % is written 1% or 0.01",
     f"trace {POCKET_MODEL} --imatrix out.gguf": "--imatrix takes no value, got 'out.gguf'; --out names the folder",
@@ -551,6 +569,7 @@ REFUSED = {
             ("gptq", "'gptq': a remedy stands behind its scheme: absmax.gptq"),
             ("absmax+llm.int8", "'absmax.llm.int8' has two schemes; expected one"),
             ("absmax+prefix", "'absmax.prefix': a prefix stands first: prefix.absmax"),
+            ("absmax+kv=int4", "'absmax.kv=int4' is a variant, not a scheme; use `python -m outliers.measure"),
         )
     },
     **{
@@ -558,11 +577,14 @@ REFUSED = {
         for options, answer in (
             ("--scheme fp32", "which quantizes no projection"),
             ("--instead fp32", "'fp32' in the place of 'absmax'"),
+            ("--instead absmax+smoothing", "without a calibration"),
+            ("--cost 0", "expected more than 0"),
             ("--export gguf", "unknown format of an export 'gguf'"),
         )
     },
     f"{SWEEP} --block ten": "field 'block': expected a whole number, got 'ten'",
     f"{SWEEP} --draws 3 --dtype bfloat16": "3 draws in bfloat16.*expected float32 or 1 draw",
+    f"{SWEEP} --mask-seed 2": "leave --mask-seed out",
     f"{SWEEP} --mask-seeds 2": "leave --mask-seeds out",
     f"{SWEEP} --objective each": "leave --objective out",
     **{
@@ -575,6 +597,7 @@ REFUSED = {
     },
     "zeroshot pocket/bert-1.4m --task piqa-local": "is of the family 'masked'; expected a causal language model",
     "trace pocket/t5-1.9m --masks": "several stacks",
+    f"memory {POCKET_MODEL} --headroom nan": "field 'headroom': .*finite number",
     f"memory {POCKET_MODEL} --gpu {'9' * 5000}x24": "hardware '9+.*'; expected a",
     f"memory {POCKET_MODEL} --gpu 8x0": "field 'hardware.0.gigabytes': expected more than 0",
     f"{SWEEP} --out 'a\x1b[31mb'": r"argument 'a\\x1b\[31mb' holds bytes that",
@@ -591,6 +614,8 @@ REFUSED = {
             ("--variant prefix=0", "'prefix=0' is not a prefix; expected prefix, prefix=2 or the ids of tokens"),
             ("--variant 'prefix(3)' --stream", r"prefix\(3\) in a streamed model; .* in memory: leave --stream out"),
             ("--variant kv=int4/layers=2", "in a model with 2 layers of keys; expected some of 0:2"),
+            ("--variant kv=int4/heads=1:3", "in a model with 2 heads of keys; expected some of 0:2"),
+            ("--variant kv=mxfp4", "blocks of 32 channels, which do not divide the 12 of a head"),
             ("--variant kv=bfp4/block=8", "blocks of 8 channels, which do not divide the 12 of a head"),
             ("--metric latency --prompt 16 --variant 'prefix(3)+kv=int4'", "generates behind a prefix in kv=int4"),
             ("--variant values=int4/before", "which no rotation changes; leave before out"),
@@ -607,6 +632,7 @@ REFUSED = {
     "measure pocket/bert-1.4m --variant kv=int4": "a cache of keys and values of 'bert'; expected a causal",
     "measure pocket/bert-1.4m --variant 'prefix(3)'": "a prefix before what 'bert' reads; expected a causal language m",
     "measure pocket/gptj-1.7m --metric keys": "^queries, keys and values of 'gptj', whose attention cannot be replaced",
+    "origins pocket/gptj-1.7m --by keys": "^queries, keys and values of 'gptj', whose attention cannot be replaced",
     **{
         f"damage {POCKET_MODEL} {options}": answer
         for options, answer in (
@@ -627,7 +653,10 @@ REFUSED = {
         f"{SWEEP} --alpha {value}": "field 'alpha': expected a positive number"
         for value in ("nan", "-0", "1e-50", "1e39")
     },
-    **{f"{SWEEP} --stream --memory {value}": "field 'memory': " for value in ("-1", "nan", f"{'9' * 5000}")},
+    **{
+        f"{SWEEP} --stream --memory {value}": "field 'memory': "
+        for value in ("-1", "1e99GB", "²", "nan", f"{'9' * 5000}")
+    },
     f"ablate {POCKET_MODEL} --features {'9' * 5000}": "field 'features.0': ",
     f"{SWEEP} --revision ''": r"an argument is empty \(''\)",
 }
@@ -644,6 +673,8 @@ TYPED = {
     "trace pocket/gpt2-0.1m --revision step1": "'pocket/gpt2-0.1m' is a local model and has no revision",
     "ablate pocket/gpt2-0.1m --features 3,x": "field 'features.1': expected the numbers of features, such as 3,17",
     f"{SWEEP} --scheme nf4": "unknown scheme 'nf4', which is not implemented; the nearest is w4-g64",
+    f"{SWEEP} --scheme Q4_K_M": "unknown scheme 'Q4_K_M', which is not implemented; the nearest is w4-g32",
+    f"{SWEEP} --scheme int8": "unknown scheme 'int8'; here it is llm.int8",
     f"{SWEEP} --scheme smoothquant": "unknown scheme 'smoothquant'; here it is w8a8+smoothing=0.5",
     f"{SWEEP} --scheme bf16": "unknown scheme 'bf16', which is a dtype; expected fp32, with --dtype bfloat16",
     f"{SWEEP} --scheme xyz": "unknown scheme 'xyz'; nearest: mxfp4, flexq, mxint8 (docs/schemes.md lists all)",
@@ -651,6 +682,7 @@ TYPED = {
     "trace smollm2": "no model 'smollm2' is on this machine; did you mean smollm2-135m?",
     "trace Pocket/GPT2": "unknown model 'pocket/gpt2'; did you mean pocket/gpt2-1m or ",
     f"{SWEEP} --scheme ABSMX": "unknown scheme 'ABSMX'; did you mean absmax",
+    f"{SWEEP} --alpha x": "field 'alpha': expected a number, got 'x'",
     "sweep Absmax": "'Absmax' stands where a model does; schemes are one option",
     "trace pocket/gpt2-0.1m --device mps": "device 'mps' is not supported; expected cpu, cuda, cuda:N or auto",
     "ablate pocket/gpt2-0.1m --drop experts": "'pocket/gpt2-0.1m' has no experts; expected a mixture of experts",
@@ -671,6 +703,7 @@ TYPED = {
     "training": "no experiment is named; expected one, such as `python -m outliers.training training/causes`",
     "training causes": "unknown experiment 'causes'; did you mean training/causes",
     "training training/table10": "text file 'wikitext2_train.txt.gz' does not exist; expected WikiText-2",
+    "training training/causes --runs x": "No such option: --runs",
     "trace 'a b c'": "unknown model 'a b c'",
     "memory ./nowhere": "model folder './nowhere' does not exist",
     "report pocket/table1 pocket/nothing": "unknown model 'pocket/nothing'",
@@ -700,6 +733,7 @@ def written(folder: Path) -> dict:
 OF_WEIGHTS = {
     *("weights that are empty", "weights outside by name", "a narrower tensor", "a tensor of whole numbers"),
     *("a tensor of nan", "a tensor that is missing", "a tensor by two names", "weights of gptq"),
+    *("weights of awq", "weights of bitsandbytes", "weights of fp8", "weights of hqq"),
 }
 
 

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 import outliers
-from outliers.commands.trace import Tracing
 from outliers.metrics.damages import damages_of
 from outliers.show import words
 from outliers.show.section import Finding
@@ -21,10 +20,8 @@ from outliers.views.memory import memory_findings
 from outliers.views.perplexity import sweep_findings
 from outliers.views.plan import plan_section
 from outliers.views.remedies import NONE, RemedyPoint, remedies_findings
-from outliers.views.table4 import panel_section
-from outliers.views.trace import trace_findings, traced_section
+from outliers.views.trace import trace_findings
 from outliers.views.zeroshot import zeroshot_findings
-from tests.conftest import needs_smollm2
 from tests.kept import SECTIONS, kept, plan_at, section_of
 
 
@@ -70,26 +67,7 @@ def test_an_empty_plan_says_so():
     assert said(section.findings).startswith("Nothing has to stay exact: with all 210 projections under w8a8, the ")
 
 
-def test_panels_say_what_the_family_shows():
-    section = panel_section("figure4b", kept("pocket/table4"))
-    assert {finding.at for finding in section.findings} == {"figure4b"}
-
-
 # Traces
-
-
-@needs_smollm2
-def test_a_model_with_one_outlier_feature(tmp_path):
-    from tests.small_models import trace_model
-
-    trace, rows = trace_model(Tracing(model="smollm2-135m", block=128, blocks=2), tmp_path)
-    section = traced_section(trace, rows, "token {}".format)
-    text = said(section.findings)
-    assert "One of 576 features is an outlier feature: feature 247, which reaches |x| ≥ 6 in " in text
-    assert "feature 1229 of layer 11's ffn_out, at position 0, token token " in text
-    assert "The residual stream has massive activations after layers 11–" in text
-    assert "Position 0 is an attention sink for " in text
-    assert 3 <= len(section.findings) <= 6
 
 
 def test_a_sink_is_no_position_of_the_second_half():
