@@ -254,19 +254,31 @@ def small(kind: str = "phi") -> nn.Module:
 
 
 def test_a_model_that_does_something_else_than_was_found_is_refused():
-    """Logits that are not those of the layers and the head; and a projection that runs twice."""
+    """Logits that are not those of the layers and the head; losses, where logits are nearly the same, and steep; and a
+    projection that runs twice."""
     blocks = torch.randint(100, (1, 24))
     perplexity(small(), blocks)
-    for wrong, said in ((_scaled, "logits of 'phi' differ by"), (_twice, "fc1' of 'phi' runs 2 times in a pass")):
+    for wrong, said in (
+        (_scaled, "logits of 'phi' differ by"),
+        (_steep, "the loss of 'phi' by its layers and its head"),
+        (_twice, "fc1' of 'phi' runs 2 times in a pass"),
+    ):
         with pytest.raises(UserError, match=said):
             perplexity(wrong(small()), blocks)
 
 
-def _scaled(model: nn.Module) -> nn.Module:
+def _scaled(model: nn.Module, by: float = 1.0) -> nn.Module:
     """Its stack puts out other states each time."""
-    stack, calls = model.model.forward, itertools.count(1)
-    model.model.forward = lambda *args, **kwargs: BaseModelOutputWithPast(next(calls) * stack(*args, **kwargs)[0])
+    stack, calls = model.model.forward, itertools.count()
+    model.model.forward = lambda *args, **kwargs: BaseModelOutputWithPast(
+        (1 + by * next(calls)) * stack(*args, **kwargs)[0]
+    )
     return model
+
+
+def _steep(model: nn.Module) -> nn.Module:
+    model.lm_head.weight.data *= 200
+    return _scaled(model, 4e-6)
 
 
 def _twice(model: nn.Module) -> nn.Module:
