@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ from outliers.quantization.schemes import get_scheme
 from tests.conftest import FIVE, SIZES, needs_harness
 from tests.models.test_devices import places_of
 from tests.pretend_devices import PretendDevices
-from tests.small_models import make_model
+from tests.small_models import alter_config, make_model
 
 needs_peft = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="needs peft of outliers[peers]")
 OWN = outliers.Scheme("mine", outliers.Quantizer("int8", "row"), outliers.Quantizer("int8", "column"), 4.0)
@@ -177,11 +178,9 @@ def test_mistakes_in_a_configuration(mistake):
 
 
 def test_a_models_file_names_no_other_file(llama, tmp_path):
-    load(llama, "llm.int8").save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    written = json.loads(path.read_text())
-    written["quantization_config"]["plan"] = "/etc/hostname"
-    path.write_text(json.dumps(written))
+    shutil.copytree(llama, tmp_path, dirs_exist_ok=True)
+    written = outliers.OutliersConfig("llm.int8").to_dict() | {"plan": "/etc/hostname"}
+    alter_config(tmp_path, quantization_config=written)
     with pytest.raises(ValueError, match="plan is '/etc/hostname' in a dictionary; expected the content of a plan"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 

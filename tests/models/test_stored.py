@@ -241,20 +241,15 @@ def test_modules_of_gptq_that_have_fields_of_their_own(tmp_path):
         r".*\.down_proj": {"bits": 2},
         r".*proj": {"sym": False},
     }
-    whole = "model.layers.1.mlp.gate_proj"
-    model, made = llama(), iter([])
-
-    def packed(weight: torch.Tensor) -> dict:
-        path = next(made)
-        return {"weight": weight} if path == whole else gptq(weight, bits.get(path.rpartition(".")[2], 4))[1]
-
-    made = iter([one.path for one in projections(model)])
-    save_like(tmp_path, fields, packed)
+    packed, whole = {}, "model.layers.1.mlp.gate_proj"
+    for one in projections(llama()):
+        weight, last = one.module.weight.detach(), one.path.rpartition(".")[2]
+        packed[one.path] = (weight, {"weight": weight}) if one.path == whole else gptq(weight, bits.get(last, 4))
+    made = iter(packed.values())  # of projections in their order
+    save_like(tmp_path, fields, lambda _weight: next(made)[1])
     own = weights_of(outliers.load_model(str(tmp_path)))
-    for one in projections(model):
-        weight = one.module.weight.detach()
-        expected = weight if one.path == whole else gptq(weight, bits.get(one.path.rpartition(".")[2], 4))[0]
-        torch.testing.assert_close(own[one.path], expected)
+    for path, (expected, _) in packed.items():
+        torch.testing.assert_close(own[path], expected)
 
 
 @pytest.mark.parametrize(
@@ -277,24 +272,6 @@ def test_modules_whose_own_fields_contradict_the_tensors(dynamic, message, tmp_p
     save_like(tmp_path, fields, lambda weight: gptq(weight, 4)[1])
     with pytest.raises(UserError, match=message):
         outliers.load_model(str(tmp_path))
-
-
-@pytest.mark.parametrize("packing", ["auto_gptq", "auto_awq"])
-def test_auto_round(packing, tmp_path):
-    """Which packs as one of two methods does, and leaves modules out by name."""
-    fields = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True, "data_type": "int"}
-    fields |= {"packing_format": f"auto_round:{packing}", "extra_config": {"lm_head": {"bits": 16}}}
-    fields["extra_config"][".*mlp.*"] = {"bits": 4, "group_size": None}
-    made = {"auto_gptq": lambda weight: gptq(weight, 4, sym=True)[1], "auto_awq": awq}
-    save_like(tmp_path / "theirs", fields, made[packing])
-    method = {"quant_method": packing.removeprefix("auto_"), "bits": 4, "group_size": 32}
-    save_like(tmp_path / "plain", method, made[packing])
-    own, plain = (weights_of(outliers.load_model(str(tmp_path / name))) for name in ("theirs", "plain"))
-    assert all(torch.equal(weight, plain[path]) for path, weight in own.items())
-    fields["extra_config"][PATH] = {"bits": 16}
-    save_like(tmp_path / "whole", fields, made[packing])
-    with pytest.raises(UserError, match=f"'{PATH}.qweight'; expected none, as its 'quantization_config' leaves"):
-        outliers.load_model(str(tmp_path / "whole"))
 
 
 def hqq(weight: torch.Tensor, bits: int, axis: int, viewed: bool = False) -> tuple[torch.Tensor, dict]:
@@ -392,6 +369,10 @@ def of_fp8(*block: int) -> dict:
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": True}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
+# Which packs as one of two methods does, and leaves modules out by name.
+LEFT_OUT = {"lm_head": {"bits": 16}, ".*mlp.*": {"bits": 4, "group_size": None}}
+AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True, "data_type": "int"}
+AUTO_ROUND |= {"packing_format": "auto_round:auto_gptq", "extra_config": LEFT_OUT}
 COMPRESSED_TENSORS = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
 IN_FOUR_BITS = COMPRESSED_TENSORS | {"config_groups": {"a": {"weights": W4}}}
 CODES = {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": W8}}}
@@ -407,6 +388,8 @@ BY_HAND = {  # by method: the fields of a checkpoint; and of a weight what it st
     "gptq, static groups": (GPTQ | {"sym": False, "static_groups": True}, without_order),
     "gptq, one group": (GPTQ | {"sym": False, "group_size": -1}, partial(without_order, size=None)),
     "awq": (AWQ, of_awq),
+    "auto-round": (AUTO_ROUND, partial(gptq, bits=4, sym=True)),
+    "auto-round as awq": (AUTO_ROUND | {"packing_format": "auto_round:auto_awq"}, of_awq),
     "compressed": (IN_FOUR_BITS, of_compressed),
     "codes": (CODES, of_codes),
     "fp8": (of_fp8(), fp8),
@@ -522,6 +505,7 @@ def compressed(weight: torch.Tensor) -> dict[str, torch.Tensor]:
 
 PACKINGS = {  # by method: the fields of a checkpoint that is right, and its tensors
     "gptq": (GPTQ, lambda weight: gptq(weight, 4, sym=True)[1]),
+    "auto-round": (AUTO_ROUND, lambda weight: gptq(weight, 4, sym=True)[1]),
     "awq": (AWQ, awq),
     "int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}, int8),
     "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, nf4),
@@ -555,6 +539,7 @@ def ints(*shape: int) -> torch.Tensor:
         ("gptq", {}, {"qweight": ints(64)}, "cannot load '{}.qweight'"),
         ("gptq", {}, {"weight": torch.zeros(64, 64)}, "holds a tensor twice: '{}.weight' in .* and '{}.qweight'"),
         ("gptq", {"quant_method": "bitsandbytes"}, {}, "holds packed codes '.*qweight', and .* says 'bitsandbytes'"),
+        ("auto-round", {"extra_config": {PATH: {"bits": 16}}}, {}, "'{}.qweight'; expected none, as its .* leaves the"),
         ("awq", {}, {"qweight": ints(8, 64)}, r"'{}.qzeros' .* expected I32 of the shape \(1, 64\)"),
         ("awq", {"zero_point": False}, {}, "'.*qzeros' with zero points from 0 to 15; expected 8 everywhere"),
         ("int8", {"load_in_8bit": False}, {}, "'.*SCB'; expected none.*load_in_8bit False"),
