@@ -1,13 +1,11 @@
 """The command line as a user meets it."""
 
-import importlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tomllib
 import warnings
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +17,7 @@ import typer
 from pydantic import BaseModel, Field
 
 import outliers
+from outliers.__main__ import main
 from outliers.app import command_of, commands, entry_of
 from outliers.commands.damage import Damage
 from outliers.commands.measure import Cells
@@ -31,7 +30,7 @@ from outliers.paper import report as artefacts
 from outliers.runs.reprint import output_key
 from outliers.terminal.command import app_of, run_command
 from outliers.terminal.options import options
-from tests.conftest import needs_harness
+from tests.conftest import needs_harness, read
 from tests.small_models import names_of
 from tests.typed import SMALL, call, type_words
 
@@ -396,14 +395,10 @@ def test_every_option_has_a_help(name):
 # The script `outliers`, and what is quick
 
 
-@pytest.fixture
-def script(monkeypatch, capsys):
-    """Exit code, output and errors of the script `outliers` as `pyproject.toml` declares it."""
-    pyproject = Path(outliers.__file__).parent.parent / "pyproject.toml"
-    module, _, function = tomllib.loads(pyproject.read_text())["project"]["scripts"]["outliers"].partition(":")
-    main = getattr(importlib.import_module(module), function)
+def test_the_scripts_answers(monkeypatch, capsys):
+    assert 'outliers = "outliers.__main__:main"' in read("pyproject.toml")
 
-    def call_script(*arguments) -> tuple[int, str, str]:
+    def script(*arguments) -> tuple[int, str, str]:
         type_words(monkeypatch, "/usr/bin/outliers", *arguments)
         code = 0
         try:
@@ -412,10 +407,6 @@ def script(monkeypatch, capsys):
             code = stop.code or 0
         return code, *capsys.readouterr()
 
-    return call_script
-
-
-def test_the_scripts_answers(script):
     assert script() == script("--help")
     out = script()[1]
     for name in COMMANDS:

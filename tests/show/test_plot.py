@@ -183,7 +183,6 @@ TRAINED, ELEVEN = (
 )
 WITHOUT = [row for row in SWEEP if row["variant"] != "fp32"]
 FROM_ROWS = {
-    "sweep": lambda: plot.sweep_costs(SWEEP),
     "sweep, twenty schemes": lambda: plot.sweep_costs(many_schemes(SWEEP, 20)),
     "sweep, thirty models": lambda: plot.sweep_costs(many_models(SWEEP, 4)),
     "sweep, long names": lambda: plot.sweep_costs(long_names(SWEEP)),
@@ -191,8 +190,6 @@ FROM_ROWS = {
     "remedies": lambda: plot.remedy_costs(REMEDIES),
     "frontier": lambda: plot.frontier(REMEDIES + CACHES),
     "attention, several models": lambda: plot.attention_costs(ATTENTION + many_models(ATTENTION, 2), paper=False),
-    "attention, one panel": lambda: plot.attention_costs(ATTENTION, model="smollm2-135m"),
-    "accuracy": lambda: plot.accuracy_by_size(ZEROSHOT),
     "figure 3": lambda: plot.figure3(TABLE4),
     "figure 4": lambda: plot.figure4(TABLE4),
     "training, long names": lambda: plot.along_training(POCKET.assign(model=POCKET["model"].map(LONG.format))),

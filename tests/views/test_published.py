@@ -2,18 +2,20 @@
 
 import csv
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
+from transformers import AutoModelForImageClassification
 
 import outliers
 from outliers.errors import UserError
 from outliers.models.names import POCKET, short_name
 from outliers.paper import agreement
 from outliers.published.facts import COLUMNS, facts_of, read_facts
-from tests.conftest import CONFIGS, needs_smollm2
+from tests.conftest import needs_smollm2
+from tests.small_models import make_model
 from tests.typed import call, refused
 
 FEATURE, UNIT, LARGE = 5, 7, 3000.0
@@ -36,13 +38,6 @@ def save(model, folder: Path) -> Path:
     for file in (POCKET / "gpt2-0.1m").glob("tokenizer*"):
         shutil.copy(file, folder)
     return folder
-
-
-def build(case: str):
-    torch.manual_seed(0)
-    kind, fields = CONFIGS[case]
-    config = AutoConfig.for_model(kind, vocab_size=4096, bos_token_id=0, eos_token_id=0, pad_token_id=0, **fields)
-    return AutoModelForCausalLM.from_config(config).eval()
 
 
 @torch.no_grad()
@@ -76,6 +71,7 @@ def plant_patch(folder: Path) -> Path:
 def planted(tmp_path_factory) -> dict[str, Path]:
     """Folders of models with and without plants."""
     folder = tmp_path_factory.mktemp("planted")
+    build = partial(make_model, vocabulary=4096)
     found = {"plain": save(build("gpt2"), folder / "plain")}
     weighted = build("opt")
     plant_weight(weighted)
