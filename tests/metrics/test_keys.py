@@ -147,32 +147,18 @@ def test_a_planted_bias_is_named(case, blocks):
 
 @pytest.mark.parametrize("case", ["llama", "qwen2", "gpt_neox"])
 def test_terms_of_all_features_and_the_bias_are_the_mean(case, blocks):
+    """And the largest of them are listed."""
     found = observed_channels(make_model(case).double(), blocks)
+    listed = {(row["layer"], row["head"], row["channel"]): row for row in found.records(3) if "terms" in row}
     assert len(found.weights) == 6, "three channels in each of two layers"
     for (layer, head, channel), row in found.weights.items():
         bias = found.biases.get((layer, "keys"), torch.zeros(4, 8))[head, channel]
         mean = found.sums[layer, "keys", BEFORE].means[head, channel]
-        assert float(row @ found.inputs[layer] / blocks.numel() + bias) == pytest.approx(float(mean), rel=1e-9)
-
-
-def with_outlier_feature(feature: int, output: int):
-    """A model of which a feature is the same at all positions, and writes a channel of the keys of layer 1."""
-    model = make_model("llama")
-    layer = model.model.layers[1]
-    with torch.no_grad():
-        model.model.embed_tokens.weight[:, feature] = 50
-        layer.input_layernorm.weight[feature] = 1
-        layer.self_attn.k_proj.weight[output, feature] = 9
-    return model
-
-
-def test_a_feature_that_writes_a_channel_is_named(blocks):
-    rows = rows_of(with_outlier_feature(7, output=13), blocks)
-    (finding,) = (one for one in writing_findings(rows) if one.feature == 7)
-    assert finding.text.startswith("Feature 7 contributes most of the largest key channel of layer")
-    assert "in channel 5 of head 1 of layer 1" in finding.text
-    said = [one.text for one in keys_section(rows).findings]
-    assert said[0].startswith("Channel 5 of head 1 in layer 1 has the largest key") and finding.text in said
+        terms = row * found.inputs[layer] / blocks.numel()
+        assert float(terms.sum() + bias) == pytest.approx(float(mean), rel=1e-9)
+        features = listed[layer, head, channel]["features"]
+        assert features == terms.abs().topk(3).indices.tolist()
+        assert listed[layer, head, channel]["terms"] == pytest.approx(terms[features].tolist(), rel=1e-4)
 
 
 def test_of_a_random_model_little_is_said(blocks):
