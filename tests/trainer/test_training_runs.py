@@ -18,7 +18,7 @@ from outliers.commands.training import Training
 from outliers.config.recipe import Recipe
 from outliers.errors import UserError
 from outliers.paper.artefacts import ARTEFACTS
-from outliers.paper.report import experiments_of, report_experiments
+from outliers.paper.report import experiments_of
 from outliers.published.numbers import TABLE7 as PRINTED
 from outliers.runs.rows import Row
 from outliers.runs.run import rows_of
@@ -245,16 +245,10 @@ def test_a_training_experiment_from_the_command_line(train, folder, constants, c
     assert (code, err) == (0, ""), "no bars of a library"
     assert "FFN, linear" in out and "trained once" not in out
     assert sum(count for line, (count,) in steps if line.endswith("training: ")) == 4 * 6
-    names = ["as it is, seed 0", "FFN, linear, seed 1"]
-    assert {line for line, _ in steps} >= {f"{name}, training: " for name in names}
+    assert "FFN, linear, seed 1, training: " in {line for line, _ in steps}
     results = folder / "results" / "tiny"
     assert all((results / name).exists() for name in ("rows.jsonl", "causes.png", "trained.csv", "report.html"))
-    kept = (results / "causes.md").read_text()
     assert train("tiny.yaml") == (0, out, ""), "nothing is trained again"
-    again = {"shows": "causes", "seeds": [0, 1], "blocks": 1, "draws": 2, "watched": [3]}
-    (folder / "tiny-redrawn.yaml").write_text(json.dumps(TINY | again))
-    report_experiments("tiny-redrawn.yaml", results, redraw=True)
-    assert (results / "causes.md").read_text() == kept
     code, out, _ = train("seven.yaml", "--out", "results/tiny")
     assert code == 0 and "Table 7" in (results / "report.html").read_text()
     assert (results / "table7_published.md").exists()
