@@ -45,7 +45,6 @@ EXAMPLE = page_values.Values(
             "increase": {"value": '{"int8": 5.04, "int4": -7}', "format": ".1f"},
             "twice": {"value": '2 * value("cost.increase")["int8"]', "format": "+.0f"},
             "steps": {"value": "1200", "format": ","},
-            "half": "0.5",
         },
         "versions": {"torch": '"2.13.0"'},
     }
@@ -72,11 +71,9 @@ def test_a_right_page():
     ("right", "wrong", "said"),
     [
         ("costs 5.0", "costs 5.1", "3: 5.1; expected 5.0 (cost.increase[int8])"),
-        ("costs 5.0", "costs 5", "3: 5; expected 5.0 (cost.increase[int8])"),
         ("−7.0", "7.0", "4: 7.0; expected −7.0 (cost.increase[int4])"),
         ("%, 5.0 is", "%, 6.0 is", "4: 6.0; expected 5.0 (cost.increase[int8])"),
         ("1,200", "1,201", "5: 1,201; expected 1,200 (cost.steps)"),
-        ("2.13.0", "2.12.0", "5: 2.12.0; expected 2.13.0 (versions.torch)"),
     ],
 )
 def test_a_wrong_number_is_found_and_written(right, wrong, said):
@@ -92,11 +89,6 @@ def test_a_wrong_number_is_found_and_written(right, wrong, said):
         (PAGE, [*QUOTED, "costs {cost.twice} %"], "3: 5.0; expected +10 (cost.twice)"),
         (PAGE, [*QUOTED, "is {cost.increase[int8]} less"], "1: stands there 0 times; expected once: is {cost.incr"),
         (PAGE + "It is less.\n", [*QUOTED, "is less"], "1: stands there 2 times; expected once: is less"),
-        (PAGE, ["By {cost.stride} steps", *QUOTED], "1: no value is named cost.stride"),
-        (PAGE, ["By {cost.increase[int2]} steps", *QUOTED], "1: {cost.increase[int2]} has no item int2"),
-        (PAGE, ["By {cost.increase} steps", *QUOTED], "1: {cost.increase} is {'int8': 5.04, 'int4': -7}; expected"),
-        (PAGE, ["By {cost.half} steps", *QUOTED], "1: {cost.half} is 0.5; expected"),
-        (PAGE, ["By {cost.increase[int8]:s} steps", *QUOTED], "1: Unknown format code 's'"),
     ],
 )
 def test_what_is_listed_and_what_is_there_differ(text, quotations, said):

@@ -203,15 +203,6 @@ def test_every_size(short, size):
         assert in_pieces(parts, tokenizer) == whole(text, tokenizer)
 
 
-def test_no_more_is_read_than_asked_for(short):
-    lines = iter(itertools.cycle("".join(sample()).splitlines(keepends=True)))
-    read = []
-    found = pieces.tokenize((read.append(line) or line for line in lines), tokenizer_of("gpt2"), "a.txt")
-    for _ in range(20):
-        next(found)
-    assert sum(map(len, read)) < 20 * (256 + max(map(len, sample())))
-
-
 def test_a_tokenizer_without_tokens_ends(short):
     silent = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
     with pytest.raises(UserError, match="or it has none"):
