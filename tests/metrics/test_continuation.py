@@ -52,16 +52,3 @@ def test_several_tokens_may_end_a_text():
     usual = continued(model, prompt, 4)
     model.config.eos_token_id = [usual[1], usual[2]]
     assert continued(model, prompt, 4) == usual[: 1 + min(map(usual.index, usual[1:3]))]
-
-
-@pytest.mark.parametrize(
-    ("fields", "error"),
-    [
-        ({"stream": True}, "leave --stream out"),
-        ({"models": ["pocket/bert-1.4m"]}, "continues no text"),
-        ({"metrics": [Continuation(tokens=256)]}, "more than the context"),
-    ],
-)
-def test_what_cannot_be_continued(fields, error, tmp_path):
-    with pytest.raises(outliers.UserError, match=error):
-        outliers.run(outliers.Cells(**{"metrics": [Continuation()], **FIELDS, **fields}), tmp_path)

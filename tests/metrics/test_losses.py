@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import re
 
 import pytest
 import torch
@@ -177,22 +176,6 @@ def test_documents_without_tokens(texts):
     tokenizer, ids = outliers.load_tokenizer(MODEL), [torch.tensor(ids, dtype=torch.int64) for ids in texts]
     assert outliers.load_text(ids, tokenizer, 2).tolist() == [[11, 12], [13, 14]]
     assert [one.tolist() for one in outliers.load_text(ids, tokenizer, 4, documents=True)] == [[11, 12], [13, 14]]
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"text": torch.zeros(99, dtype=torch.int64)}, "no document in 3 blocks has two tokens"),
-        ({"models": ["pocket/bert-1.4m"]}, "'pocket/bert-1.4m' reads no documents by themselves"),
-        ({"models": ["pocket/t5-1.9m"]}, "'pocket/t5-1.9m' reads no documents by themselves"),
-        ({"text": torch.arange(5, 500)}, "none of 3 blocks of 32 tokens holds two documents"),
-        ({"text": ["A long document of one. " * 99]}, "none of 3 blocks of 32 tokens holds two documents"),
-        ({"metrics": ["latency"], "text": ["A short one."] * 99}, "prompts of one length from documents of several"),
-    ],
-)
-def test_documents_that_cannot_pass_by_themselves(tmp_path, fields, said):
-    with pytest.raises(UserError, match=re.escape(said)):
-        run(Cells(**SMALL | fields, documents=True), tmp_path)
 
 
 def test_a_first_token_that_blocks_lack_is_said(tmp_path, caplog):

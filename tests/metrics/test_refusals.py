@@ -1,5 +1,4 @@
-"""What functions of a model and blocks share: padding that they cut off, and what they refuse in one line, each a row:
-blocks, features and places, numbers, models."""
+"""What functions of a model and blocks share, such as padding that they cut off; and what they refuse in one line."""
 
 import pandas as pd
 import pytest
@@ -7,8 +6,12 @@ import torch
 from torch import nn
 
 import outliers
-from outliers import UserError, ablate, damage, masks, origins, perplexity, quantize, readers, trace
+from outliers import Cells, UserError, ablate, damage, masks, origins, perplexity, quantize, readers, run, trace
+from outliers.errors import BrokenModel
+from outliers.metrics.keys import observed_channels
+from outliers.metrics.records import Continuation
 from tests.small_models import make_model, padded
+from tests.tracing.test_tracing import hooks
 
 BLOCKS = torch.randint(100, (3, 24), generator=torch.Generator().manual_seed(1))
 LONG = torch.zeros(1, 70, dtype=torch.int64)
@@ -21,6 +24,7 @@ OF_BLOCKS = {  # functions of a model and blocks
     "origins": lambda model, blocks, **fields: origins(model, blocks, **{"features": [3]} | fields),
     "readers": lambda model, blocks, **fields: readers(model, blocks, **{"features": [3]} | fields),
 }
+FUNCTIONS = OF_BLOCKS | {"super_weights": outliers.super_weights, "keys": observed_channels}
 NO_BLOCKS = {  # whatever is measured
     "none": ([], "no blocks to (evaluate|trace|mark|account for|measure)|no blocks"),
     "longer than the context": (LONG, "blocks of 70 tokens are longer than the model's context of 64"),
@@ -52,6 +56,8 @@ OTHERS = [  # function, its arguments, and what is said
     ("readers", {"controls": 1}, "1 controls; expected at least 2 random features, 10000 at most"),
     ("readers", {"controls": 40}, "leave 31 others that are not outliers, too few to draw 40 random ones"),
     ("readers", {"seed": -1}, "seed is -1; expected"),
+    ("super_weights", {"controls": 0}, "field 'controls': .*, got 0$"),
+    ("super_weights", {"controls": "many"}, "field 'controls': .*, got 'many'$"),
     ("damage", {"scheme": "fp32"}, "scheme 'fp32' quantizes nothing"),
     (
         "damage",
@@ -91,7 +97,7 @@ def refused(function: str, arguments: dict, said: str) -> None:
     if "trace" in arguments:
         arguments = {"trace": outliers.trace(outliers.load_model("pocket/gpt2-0.1m"), BLOCKS)}
     with pytest.raises(UserError, match=said):
-        OF_BLOCKS[function](**{"model": make_model("gpt2"), "blocks": BLOCKS} | arguments)
+        FUNCTIONS[function](**{"model": make_model("gpt2"), "blocks": BLOCKS} | arguments)
 
 
 @pytest.mark.parametrize("blocks", NO_BLOCKS)
@@ -109,3 +115,52 @@ def test_what_is_no_feature(function, features):
 @pytest.mark.parametrize(("function", "arguments", "said"), OTHERS, ids=[f"{one[0]}, {one[2]:.40}" for one in OTHERS])
 def test_what_a_function_cannot_do(function, arguments, said):
     refused(function, arguments, said)
+
+
+AT_NORM = "NaN or inf first in the hidden states of layer 1, role ffn_in, feature 7"
+
+
+@pytest.mark.parametrize(
+    ("function", "parameter", "arguments", "said"),
+    [
+        ("perplexity", "ln_2.weight", {}, AT_NORM),
+        ("damage", "ln_2.weight", {"by": ["layer"]}, AT_NORM),
+        ("damage", "ln_2.weight", {"by": ["error"]}, "the output of 'transformer.h.1.mlp.c_fc' has the energy nan"),
+        ("super_weights", "mlp.c_proj.bias", {}, "NaN or inf at a second feed-forward projection"),
+        ("keys", "attn.c_attn.bias", {}, "NaN or inf in the keys of layer 1"),
+    ],
+)
+def test_a_model_with_nan_is_named(function, parameter, arguments, said):
+    model = make_model("gpt2")
+    values = model.transformer.h[1].get_parameter(parameter)
+    with torch.no_grad():
+        values[32 + 7 if function == "keys" else 7] = torch.nan
+    with pytest.raises(BrokenModel, match=said):
+        FUNCTIONS[function](model, BLOCKS, **arguments)
+    assert hooks(model) == 0
+
+
+BERT, T5, SHORT = ["pocket/bert-1.4m"], ["pocket/t5-1.9m"], ["A short one."] * 99
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"metrics": [Continuation()], "stream": True}, "leave --stream out"),
+        ({"metrics": [Continuation()], "models": BERT}, "continues no text"),
+        ({"metrics": [Continuation(tokens=256)]}, "more than the context"),
+        ({"stride": 33}, "stride is 33; expected at most 32"),
+        ({"scored": 32}, "scored is 32; expected at most 31"),
+        ({"stride": 8, "documents": True}, "leave --documents or --stride out"),
+        ({"stride": 8, "models": BERT}, "leave --stride out"),
+        ({"documents": True, "text": torch.zeros(99, dtype=torch.int64)}, "no document in 3 blocks has two tokens"),
+        ({"documents": True, "models": BERT}, "'pocket/bert-1.4m' reads no documents by themselves"),
+        ({"documents": True, "models": T5}, "'pocket/t5-1.9m' reads no documents by themselves"),
+        ({"documents": True, "text": torch.arange(5, 500)}, "none of 3 blocks of 32 tokens holds two documents"),
+        ({"documents": True, "text": ["A long document of one. " * 99]}, "none of 3 blocks of 32 tokens holds two doc"),
+        ({"documents": True, "metrics": ["latency"], "text": SHORT}, "prompts of one length from documents of several"),
+    ],
+)
+def test_what_cannot_be_run(fields, said, tmp_path):
+    with pytest.raises(UserError, match=said):
+        run(Cells(**{"models": ["pocket/gpt2-0.1m"], "block": 32, "blocks": 3} | fields), tmp_path)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from outliers import Sweep, UserError, load_model, load_text, load_tokenizer, run
+from outliers import Sweep, load_model, load_text, load_tokenizer, run
 from outliers.models.anatomy.causal import CAUSAL
 from outliers.text.blocks import cut_text
 from tests.metrics.test_losses import exact_losses
@@ -83,17 +83,3 @@ def test_each_block_begins_with_the_first_token():
     windows = cut.windows(8, None)
     assert set(windows.ids[:, 0].tolist()) == {tokenizer.bos_token_id}
     assert windows.ids[1, 1:].equal(cut.ids[:, 1:].flatten()[8 : 8 + BLOCK - 1])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"stride": 33}, "stride is 33; expected at most 32"),
-        ({"scored": 32}, "scored is 32; expected at most 31"),
-        ({"stride": 8, "documents": True}, "leave --documents or --stride out"),
-        ({"stride": 8, "models": ["pocket/bert-1.4m"]}, "leave --stride out"),
-    ],
-)
-def test_what_does_not_fit_is_refused(options, message, tmp_path):
-    with pytest.raises(UserError, match=message):
-        run(Sweep(**{"models": [MODEL], "schemes": ["fp32"], "block": BLOCK, "blocks": 2} | options), tmp_path)
