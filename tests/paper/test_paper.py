@@ -190,37 +190,28 @@ def test_the_papers_models_are_named_by_hub_id():
 SMALL = "shows: table1\nmodels: [pocket/gpt2-0.1m]\nschemes: [fp32, absmax]\nblock: 32\nblocks: 2\n"
 
 
-@pytest.fixture
-def small_set(tmp_path, ship):
-    """A set of three experiments, one of which cannot run."""
+def test_a_set_goes_on_past_what_cannot_run(tmp_path, ship, calls_of):
     files = {
-        "small/table1": SMALL,
-        "small/table4": SMALL.replace("table1", "table4").replace("schemes: [fp32, absmax]\n", ""),
-        "small/figure4b": "extends: table4.yaml\nshows: figure4b\n",
-        "small/figure1": "shows: figure1\nmodels: [pocket/gpt2-0.1m]\ntasks: [piqa-local]\ndata: nowhere\n",
+        "table1": SMALL,
+        "table4": SMALL.replace("table1", "table4").replace("schemes: [fp32, absmax]\n", ""),
+        "figure4b": "extends: table4.yaml\nshows: figure4b\n",
+        "figure1": "shows: figure1\nmodels: [pocket/gpt2-0.1m]\ntasks: [piqa-local]\ndata: nowhere\n",
     }
     for name, content in files.items():
-        path = tmp_path / f"{name}.yaml"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(content)
-    known = {name: tmp_path / f"{name}.yaml" for name in files}
-    ship(known)
-    return tmp_path / "results"
-
-
-def test_a_set_goes_on_past_what_cannot_run(small_set, calls_of):
-    loaded = calls_of("outliers.subjects.model_cache.load_model")
-    said = report_experiments("small", small_set)[0]
+        (tmp_path / f"{name}.yaml").write_text(content)
+    ship({f"small/{name}": tmp_path / f"{name}.yaml" for name in files})
+    loaded, out = calls_of("outliers.subjects.model_cache.load_model"), tmp_path / "results"
+    said = report_experiments("small", out)[0]
     assert len(loaded) == 1, "the measurements of a page share a model"
     assert "Not run: file 'nowhere/piqa_valid.jsonl' does not exist" in said
-    page = (small_set / "report.html").read_text()
+    page = (out / "report.html").read_text()
     for title in ("Table 1: perplexity", "Figure 1", "Table 4: emergence", "Figure 4b: number", "Not run: "):
         assert title in page
     assert "python -m outliers.report small" in page
-    assert (small_set / "table1" / "table1.md").exists()
-    assert (small_set / "table4" / "figure4b.svg").exists()
-    assert not (small_set / "figure1").exists()
-    again = report_experiments("small", small_set, redraw=True)[0]
+    assert (out / "table1" / "table1.md").exists()
+    assert (out / "table4" / "figure4b.svg").exists()
+    assert not (out / "figure1").exists()
+    again = report_experiments("small", out, redraw=True)[0]
     assert "has no finished rows" in again
     assert again.partition("Table 4")[2] == said.partition("Table 4")[2], "drawn again, it is the same"
 

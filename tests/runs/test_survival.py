@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outliers import Sweep, Trace, UserError, sweep
-from outliers.commands.trace import Tracing
+from outliers import Sweep, UserError, sweep
 from outliers.files import LOCK, OWNER, locked, write_whole
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
@@ -26,7 +25,7 @@ from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Rows
 from outliers.show.value import PAIRED
 from tests.conftest import a_row, lasting, names
-from tests.small_models import alter_weights, trace_model
+from tests.small_models import alter_weights
 from tests.typed import call, refused
 
 MODEL = "pocket/gpt2-0.1m"
@@ -283,26 +282,6 @@ def test_rows_survive_a_full_disk(monkeypatch, capsys, small_disk):
     code, _, err = call(monkeypatch, capsys, *every, "--out", out)
     assert (code, err) == (0, "")
     assert read_rows(out) == rows
-
-
-@pytest.mark.nightly("outliers/runs/", "outliers/files.py")
-def test_a_trace_survives_a_full_disk(small_disk, tmp_path):
-    fields = {"model": MODEL, "block": 64, "blocks": 2}
-    found, rows = trace_model(Tracing(**fields, alpha=3), tmp_path / "whole")
-    sizes = {path.name: path.stat().st_size for path in (tmp_path / "whole").iterdir()}
-    disk = small_disk(str(sizes["trace.safetensors"]))  # the lock is there already
-    with pytest.raises(UserError, match="No space left on device"):
-        trace_model(Tracing(**fields, alpha=3), disk)
-    assert names(disk) == set(), "no part of it"
-    subprocess.run(["mount", "-o", f"remount,size={sum(sizes.values()) * 2}", disk], check=True)
-    assert lasting(trace_model(Tracing(**fields, alpha=3), disk)[1]) == lasting(rows)
-    assert Trace.load(disk / "trace").sketch == found.sketch
-    kept = read_rows(disk)
-    (disk / "filler").write_bytes(b"0" * (sum(sizes.values()) - 2**15))
-    with pytest.raises(UserError, match="No space left on device"):
-        trace_model(Tracing(**fields, alpha=2), disk)
-    assert read_rows(disk) == kept
-    assert names(disk) == {"rows.jsonl", "trace.safetensors", "excerpt.safetensors", "filler"}
 
 
 STREAMED = [*ARGUMENTS[:4], "--blocks=20", "--scheme=fp32", "--stream", "--memory", "1000"]
