@@ -10,11 +10,9 @@ import warnings
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Literal
 
 import pytest
 import typer
-from pydantic import BaseModel, Field
 
 import outliers
 from outliers.__main__ import main
@@ -29,10 +27,9 @@ from outliers.models.names import POCKET
 from outliers.paper import report as artefacts
 from outliers.runs.reprint import output_key
 from outliers.terminal.command import app_of, run_command
-from outliers.terminal.options import options
 from tests.conftest import needs_harness, read
 from tests.small_models import names_of
-from tests.typed import SMALL, call, type_words
+from tests.typed import SMALL, call, refused, type_words
 
 COMMANDS = commands()
 
@@ -176,6 +173,12 @@ def test_case_alone_is_forgiven(specified):
     assert names_of(specified("latency pocket/gpt2-0.1m --schemes BitsAndBytes")) == ["bitsandbytes"]
     assert outliers.variant("LLM.int8+kv=int4").name == "llm.int8+kv=int4"
     assert outliers.load_model("Pocket/GPT2-0.1M").config.n_layer == 2
+
+
+def test_kernels_that_do_not_exist(monkeypatch, capsys):
+    monkeypatch.setenv("OUTLIERS_KERNELS", "cuda")
+    said = refused(monkeypatch, capsys, *SMALL)
+    assert said == "OUTLIERS_KERNELS is 'cuda'; expected one of triton, formats, packed, cpu, plain, reference\n"
 
 
 TRACE = ["pocket/gpt2-0.1m", "--block", "64", "--blocks", "2", "--alpha", "3"]
@@ -352,38 +355,19 @@ def test_a_warning_is_a_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "warning: the kettle\nis hot\n"
 
 
-class Fruit(BaseModel):
-    """A small experiment, as somebody adds fields to one."""
-
-    branches: Annotated[list[int], Field(min_length=1)] = Field([1, 2], description="Of trees.")
-    trees: int = Field(3, description="How many.")
-    rain_water: float | None = Field(2.0, description="A day.")
-    season: Literal["spring", "autumn"] = Field("autumn", description="When.")
-
-
-class Basket(Fruit):
-    pick: bool = Field(False, description="By hand.")
-    owner: str = Field(description="Whose.", title="of")
-
-
 def test_a_field_is_an_option(monkeypatch, capsys):
-    """With its flags, type, help and default, its own before inherited ones; a list by its singular too."""
-
-    def pick(**_):
-        pass
-
-    pick.__annotations__ = options(Basket, without=["trees"])
+    """With its flags, type, help and default; a list by its singular too; those of a command before those of many."""
     monkeypatch.setenv("COLUMNS", "200")
-    type_words(monkeypatch, "pick", "--help")
-    run_command(pick)
-    said = [" ".join(line.strip("│ ").split()) for line in capsys.readouterr().out.splitlines() if "--" in line]
-    assert [line for line in said if "--help" not in line and "--debug" not in line] == [
-        "--pick <bool> By hand.",
-        "--of <str> Whose.",
-        "--branch,--branches A,B,… Of trees; by default 1, 2.",
-        "--rain-water <float> A day; by default 2.",
-        "--season <str> When: spring or autumn; by default autumn.",
+    _, said, _ = call(monkeypatch, capsys, "--help", command="latency")
+    lines = [" ".join(line.strip("│ ").split()) for line in said.splitlines()]
+    expected = [
+        "--dtype <str> Type of all that is not quantized: float32, float16 or bfloat16; by default bfloat16.",
+        "--batch,--batches A,B,… Batch size; by default 1, 8, 32.",
+        "--router <bool> Quantize routers of mixtures too, which otherwise stay exact.",
+        "--prompt <int> Tokens of the prompt; by default 128.",
     ]
+    assert [line for line in lines if line in expected] == expected
+    assert "--alpha <float> Magnitude from which a value is an outlier; by default 6." in lines
 
 
 @pytest.mark.parametrize("name", COMMANDS)
