@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from outlier_kernels.formats import Quantizer
 from torch.nn import functional
 
 import outliers
@@ -18,16 +17,13 @@ from outliers.metrics.measurement import MemoryNeeds
 from outliers.metrics.perplexity import read_logits
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.decoder import run_decoder
-from outliers.quantization.peers import weight_of
-from outliers.quantization.schemes import get_scheme
 from outliers.runs.forecast import FreeBytes, model_run_of, need_of
 from outliers.runs.frame import records_in
 from outliers.subjects.causal import ModelWithText
 from outliers.variants.peer import Against
-from tests.fake import product_under, values_under
 from tests.gguf_files import save_gguf
 from tests.models.test_stored import llama, of_bitsandbytes
-from tests.small_models import inputs_of, sample_blocks
+from tests.small_models import sample_blocks
 from tests.typed import call, refused
 
 MODEL = "pocket/gpt2-0.1m"
@@ -60,41 +56,6 @@ def own(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
     outliers.save_quantized(quantize(model, "llm.int8", keep="int8"), folder)
     return str(folder)
-
-
-def test_against_itself_there_is_nothing(model, blocks):
-    found = damage(model, blocks, against=model)
-    assert (found.errors[["error", "by_token", "weight_error", "largest_change"]] == 0).all(axis=None)
-    assert len(found.errors) == len(list(projections(model)))
-    assert (found.roles[["damage_only", "damage_without"]] == 0).all(axis=None)
-    assert (found.layers["damage_only"] == 0).all()
-    assert found.layers["kl_only"].abs().max() < 1e-12 and abs(found.model["kl"]) < 1e-12
-    assert (found.model["damage"], found.model["top1_agreement"]) == (0, 1)
-
-
-def by_hand(module, x: torch.Tensor, alpha: float) -> torch.Tensor:
-    """LLM.int8() of a layer that has codes alone, float64: outlier features meet weights that are rebuilt of them."""
-    by_row = Quantizer("int8", "row")
-    weight = torch.from_numpy(values_under(weight_of(module).double().numpy(), by_row))
-    return product_under(x.double(), weight, by_row, None, alpha) + module.bias.double()
-
-
-def test_of_our_llm_int8_outlier_features_meet_weights_of_codes(model, blocks, tmp_path):
-    alpha = 2.0
-    outliers.save_quantized(quantize(model, get_scheme("llm.int8", alpha), keep="int8"), tmp_path)
-    found = damage(model, blocks, against=str(tmp_path), by="error").errors.set_index("projection")
-    with torch.no_grad(), inputs_of({one.path: one.module for one in projections(model)}) as seen:
-        for block in blocks:
-            model(block[None])
-    shares = []
-    for one in projections(model):
-        rows = [x[0] for x in seen[one.path]]
-        exact = torch.cat([one.module(x) for x in rows]).double()
-        theirs = torch.cat([by_hand(one.module, x, alpha) for x in rows])
-        error = ((theirs - exact).square().sum() / exact.square().sum()).item()
-        assert found.loc[one.path, "error"] == pytest.approx(error, rel=1e-2)
-        shares += [(x.abs() >= alpha).any(0).double().mean().item() for x in rows]
-    assert max(shares) > 0.05 and min(shares) < 0.5
 
 
 @pytest.mark.parametrize("scheme", ["llm.int8", "absmax-vector", "zeropoint-vector"])

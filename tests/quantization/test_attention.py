@@ -180,18 +180,6 @@ def test_the_option_puts_all_schemes_under_several():
 # Measurements
 
 
-def test_rows_of_attention_in_16_bits_are_used_again(tmp_path):
-    before = sweep(Sweep(**POCKET, schemes=["fp32", "absmax"]), tmp_path)
-    assert all("attention" not in row and "attention" not in row["scheme"] for row in before)
-    found = sweep(Sweep(**POCKET, schemes=["fp32", "absmax"], attention="16-bit,int8"), tmp_path)
-    assert [row for row in found if row in before] == before
-    assert {row["scheme"] for row in found if row not in before} == {"fp32+attention", "absmax+attention"}
-    (alone,) = [row for row in found if row["scheme"] == "fp32+attention"]
-    assert alone["scheme_parts"] == "exact × exact, exact, attention=0"
-    assert "kernels" not in alone
-    assert "arithmetic" not in alone
-
-
 def test_damage_by_role_and_layer(tmp_path):
     """A role of its own; of each layer what the model has with only that layer's attention in int8."""
     spec = {"model": "pocket/gpt2-0.5m", "block": 64, "blocks": 1, "attention": ["int8"]}

@@ -465,11 +465,6 @@ def test_a_format_of_one_scheme_refuses_several(llama):
         outliers.export(plan, "bitsandbytes", llama)
 
 
-def test_a_plan_that_quantizes_nothing_is_refused(llama):
-    with pytest.raises(UserError, match="leaves every projection exact"):
-        outliers.export(plan_of(llama, "w8a8", exact=paths_of(llama)), "bitsandbytes", llama)
-
-
 def test_a_missing_library_is_named(llama, lacking):
     lacking("importlib.util.find_spec")
     with pytest.raises(UserError, match=r"format 'torchao' needs the library torchao; expected it installed"):

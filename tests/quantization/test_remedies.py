@@ -21,7 +21,7 @@ from outliers.config.files import make_experiment, read_experiment
 from outliers.errors import BrokenModel, UserError
 from outliers.models.anatomy import projections
 from outliers.quantization.int8 import Int8Linear
-from outliers.quantization.linear import QuantizedLinear, operand_of
+from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.magnitudes import InputSummary
 from outliers.quantization.remedies import REMEDIES, Remedy, RemedyKind, Transform
 from outliers.quantization.remedies.clip import clip
@@ -30,7 +30,7 @@ from outliers.quantization.remedies.smoothing import factors
 from outliers.quantization.schemes import get_scheme, read_scheme, write_scheme
 from outliers.text.blocks import tokens_hash
 from outliers.views.perplexity import perplexity_table
-from tests.small_models import inputs_of, make_model, names_of, sample_blocks
+from tests.small_models import make_model, names_of, sample_blocks
 
 ROW, COLUMN = Quantizer("int8", "row"), Quantizer("int8", "column")
 MODEL = "pocket/gpt2-0.1m"
@@ -84,26 +84,6 @@ def test_smoothing_by_hand():
     silent = InputSummary(torch.tensor([0.0, 9.0, 1e-40]), torch.tensor([4.0, 0.0, 16.0]))
     for strength in (0.0, 0.5, 1.0):
         assert factors(weight, silent, strength).tolist() == [1.0, 1.0, 1.0], "what is silent keeps its scale"
-
-
-def test_smoothing_is_one_for_all_that_read_an_input(blocks):
-    """Its factors take the place of the norm's: q, k and v have the same, over the largest of their weights."""
-    model = make_model("llama")
-    found = calibrate(model, blocks)
-    layer = quantize(model, "absmax+smoothing", calibration=found).model.layers[1].self_attn
-    made = [module.operand.fitted[0] for module in (layer.q_proj, layer.k_proj, layer.v_proj)]
-    assert torch.equal(made[0], made[1])
-    assert torch.equal(made[0], made[2])
-    weights = torch.cat([getattr(model.model.layers[1].self_attn, f"{name}_proj").weight for name in "qkv"])
-    expected = (found.magnitudes[1, "attn_in"].inputs / weights.detach().abs().amax(0)).sqrt()
-    assert torch.allclose(made[0], expected, rtol=1e-6)
-
-
-def test_features_in_the_order_of_their_magnitudes():
-    weight, inputs = torch.arange(8.0).view(2, 4), torch.tensor([1.0, 8.0, 8.0, 3.0])
-    operand = operand_of(weight, Scheme("s", ROW, COLUMN, remedies=["reorder"]), InputSummary(inputs, inputs))
-    assert operand.fitted[0].tolist() == [1, 2, 3, 0]
-    assert operand.exact.tolist() == [[1, 2, 3, 0], [5, 6, 7, 4]]
 
 
 # All transforms
@@ -311,16 +291,6 @@ def test_gptq_in_a_format_that_nothing_is_rounded_to_at_a_given_scale(as_they_ar
 
 
 # Calibration
-
-
-def test_a_calibration_has_the_largest_inputs(blocks):
-    model = make_model("llama")
-    with inputs_of({one.path: one.module for one in projections(model)}) as seen:
-        found = calibrate(model, blocks)
-    for projection in projections(model):
-        assert torch.equal(found.of(projection).inputs, torch.cat(seen[projection.path], 1).abs().amax((0, 1)))
-    assert len(found.magnitudes) == 2 * 4
-    assert found.tokens_hash == tokens_hash(blocks)
 
 
 def test_a_calibration_that_cannot_be(blocks):

@@ -50,10 +50,13 @@ def error(weight: torch.Tensor, rounded: torch.Tensor, x: torch.Tensor) -> float
 # Calibration
 
 
-def test_what_a_calibration_keeps_for_schemes():
-    _, x, found = a_layer()
+@pytest.mark.parametrize("role", ["attn_in", "attn_out", "ffn_in", "ffn_out"])
+def test_what_a_calibration_keeps_for_schemes(role):
+    weight, x, found = a_layer(role)
     assert torch.allclose(found.gram.double(), x.double().T @ x.double(), rtol=1e-5, atol=1e-5 * float(x.norm() ** 2))
     assert torch.allclose(found.sums, x.abs().sum(0), rtol=1e-5)
+    assert torch.equal(found.inputs, x.abs().amax(0))
+    assert torch.equal(found.weights, weight.abs().amax(0))
     assert torch.equal(found.rows, x), "few tokens are kept altogether"
 
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import outliers
-from outliers import Ablated, Intervention, quantize, trace, variant
-from outliers.models.anatomy import anatomy_of, decoder_layers, state_readers
+from outliers import quantize, trace, variant
+from outliers.models.anatomy import decoder_layers, state_readers
 from outliers.models.anatomy.parts import QKV, stream_readers
 from outliers.models.hooks import attention_hooks, input_hooks
 from outliers.tracing.result import STREAM
 from outliers.variants.edges import EDGE_PLACES
 from tests.conftest import CONFIGS, FIVE, VARIANTS, in_turn
-from tests.small_models import make_model, top1_softmax
+from tests.small_models import make_model
 from tests.tracing.test_tracing import hooks
 
 FAST = [*FIVE, "gpt_neox", "phi3", "mixtral"]  # and those whose projections are parted in ways of their own
@@ -137,46 +137,34 @@ def zeroed(x, features=(3, 17)):
 
 
 @pytest.mark.parametrize(
-    ("case", "place"),
+    ("case", "place", "modules"),
     [
-        *(("llama", place) for place in ("k", "layers.1.q", "up", "layers.1.attn_norm")),
-        *(("mixtral", "router"), ("gpt-oss", "experts"), ("qwen3-moe-dense-first", "layers.0.gate")),
-        *(("gpt2", "norm"), ("gptj", "ffn_norm")),
+        ("mixtral", "router", ["0.mlp.gate", "1.mlp.gate"]),
+        ("gpt-oss", "experts", ["0.mlp.experts", "1.mlp.experts"]),
+        ("qwen3-moe-dense-first", "layers.0.gate", ["0.mlp.gate_proj"]),
+        ("llama", "layers.1.attn_norm", ["1.input_layernorm"]),
+        ("gpt2", "norm", [f"{layer}.ln_{number}" for layer in (0, 1) for number in (1, 2)]),
+        ("gptj", "ffn_norm", ["0.ln_1", "1.ln_1"]),
     ],
 )
-def test_modules_of_their_own(case, place, blocks):
-    """By hooks on the input of the modules."""
-    model, anatomy = make_model(case), anatomy_of(make_model(case).config)
-    modules = {
-        "q": "self_attn.q_proj",
-        "k": "self_attn.k_proj",
-        "up": "mlp.up_proj",
-        "gate": "mlp.gate_proj",
-        "router": "mlp.gate",
-        "experts": "mlp.experts",
-        "attn_norm": next(iter(anatomy.norms)),
-        "ffn_norm": [*anatomy.norms][-1],
-    }
-    name = place.rpartition(".")[2]
-    layers = [int(place.split(".")[1])] if place.startswith("layers") else [0, 1]
+def test_modules_of_their_own(case, place, modules, blocks):
+    """By hooks on the input of the modules; queries and others are compared with TransformerLens."""
+    model = make_model(case)
     got = logits(model, blocks, f"zero(3,17@{place})")
-    with ExitStack() as stack:
-        for layer in layers:
-            for path in anatomy.norms if name == "norm" else [modules[name]]:
-                module = decoder_layers(model)[layer].get_submodule(path)
-                hook = module.register_forward_pre_hook(lambda _module, inputs: (zeroed(inputs[0]), *inputs[1:]))
-                stack.callback(hook.remove)
-        want = logits(model, blocks)
-    assert torch.equal(got, want)
     assert not torch.equal(got, logits(model, blocks))
+    for name in modules:
+        layer, _, path = name.partition(".")
+        module = decoder_layers(model)[int(layer)].get_submodule(path)
+        module.register_forward_pre_hook(lambda _module, inputs: (zeroed(inputs[0]), *inputs[1:]))
+    assert torch.equal(got, logits(model, blocks))
 
 
-@pytest.mark.parametrize("scheme", [None, "absmax", "llm.int8+alpha=1"])
+@pytest.mark.parametrize("scheme", ["absmax", "llm.int8+alpha=1"])
 def test_fused_projections_are_of_two_inputs(scheme, blocks):
-    """The queries of GPT-2 from the changed input, keys and values from the other one, under a scheme too."""
+    """The queries of GPT-2 from the changed input, keys and values from the other one, under a scheme."""
     model = make_model("gpt2")
-    got = logits(model, blocks, "zero(3,17@q)" + (f"+{scheme}" if scheme else ""))
-    changed = quantize(model, variant(scheme).scheme) if scheme else model
+    got = logits(model, blocks, f"zero(3,17@q)+{scheme}")
+    changed = quantize(model, variant(scheme).scheme)
 
     def hook(module, inputs, output):
         return torch.cat([module.forward(zeroed(inputs[0]))[..., :32], output[..., 32:]], -1)
@@ -228,15 +216,6 @@ def test_hooks_come_off_after_an_error(blocks):
         assert hooks(model) > 0
         raise ZeroDivisionError
     assert hooks(model) == 0
-
-
-def test_top1_without_a_feature_at_edges(blocks):
-    """An edge of attention changes a layer at a time; one of something else propagates, as perplexity has it."""
-    model = make_model("gpt2")
-    one = Ablated(Intervention((3,)), ("q", "k", "v"))
-    assert top1_softmax(model, blocks, [one]) == top1_softmax(model, blocks, [Intervention((3,))])
-    only_last = top1_softmax(model, blocks, [Ablated(Intervention((3,)), ("layers.1.k",)), Intervention(())])
-    assert only_last[0] != only_last[1]
 
 
 def test_top1_of_cells(tmp_path):

@@ -13,7 +13,6 @@ from outliers.subjects.causal import ModelWithText
 from outliers.variants.term import WeightEntry
 from outliers.variants.weights import Scaled
 from tests.conftest import C4, needs_shared, needs_smollm2
-from tests.gguf_files import save_gguf
 from tests.small_models import make_model
 
 MODEL = "pocket/gpt2-0.1m"
@@ -95,17 +94,6 @@ def test_codes_of_other_weights_are_not_shared(tmp_path):
         return [row["value"] for row in outliers.run(spec, tmp_path / str(len(some)) / some[0])]
 
     assert values(names) == [value for name in names for value in values([name])]
-
-
-def test_gguf(tmp_path, blocks):
-    """Of a file of four-bit weights: the dequantized one, by outputs and inputs, resident and streamed."""
-    file = str(save_gguf(make_model("llama", 4096), tmp_path / "tiny.gguf", "F16"))
-    one = variant("zero(model.layers.1.mlp.down_proj[2,40])")
-    edited = load_model(file)
-    edited.model.layers[1].mlp.down_proj.weight.data[2, 40] = 0
-    want = perplexity(edited, blocks)
-    assert [perplexities(model, blocks, [one]) for model in (load_model(file), stream_model(file))] == [[want], [want]]
-    assert want != perplexity(load_model(file), blocks)
 
 
 def test_fields():
