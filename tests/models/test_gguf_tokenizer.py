@@ -14,7 +14,7 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKEN
 from outliers import UserError, load_tokenizer
 from outliers.models.gguf.splits import BY_NAME
 from outliers.models.gguf.tokenizer import _splits
-from tests.conftest import C4, STORIES, needs_shared, needs_smollm2
+from tests.conftest import C4, STORIES, needs_shared
 from tests.gguf_files import TOKENIZER, vocabulary, write_gguf
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
@@ -125,18 +125,6 @@ def test_words_that_are_tokens_without_merges(tmp_path):
     known = {"model": "gpt2", "tokens": tokens, "merges": ["a b"]}
     assert ids(tokenizer_in(tmp_path, pre="llama-bpe", **known), "abc") == [257]
     assert ids(tokenizer_in(tmp_path, pre="dbrx", **known), "abc") == [256, tokens.index("c")]
-
-
-@needs_smollm2
-@needs_shared
-def test_smollm2_on_c4():
-    """Five of a thousand documents have other tokens than by GPT-2's rule, which is what transformers takes."""
-    ours = load_tokenizer("smollm2-135m")
-    gpt2 = Tokenizer.from_str(ours.backend_tokenizer.to_str())
-    gpt2.pre_tokenizer = GPT2
-    texts = [json.loads(line)["text"] for line in C4.read_text().splitlines()]
-    others = zip(ours(texts).input_ids, gpt2.encode_batch(texts), strict=True)
-    assert [number for number, (one, other) in enumerate(others) if one != other.ids] == [37, 258, 560, 572, 657]
 
 
 # Types of tokens
