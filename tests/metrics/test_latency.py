@@ -135,7 +135,6 @@ def test_rows(tmp_path, timed_generations):
     assert (prefill["value"], prefill["q1"], prefill["q3"]) == (300, 250, 350)
     assert end_to_end["value"] == (300 + 20) / 15
     assert [row["unit"] for row in rows[:3]] == ["ms/token", "ms", "ms/token"]
-    assert {row["experiment"] for row in rows} == {"latency"}
     fields = {"prompt", "tokens", "repeats", "dtype", "device", "threads", "weights_hash", "tokens_hash", "text"}
     assert all(fields | {"version", "torch", "wall_seconds", "peak_memory_bytes"} <= set(row) for row in rows)
     assert all(("alpha" in row) == ("kernels" in row) == (row["scheme"] == "llm.int8") for row in rows)

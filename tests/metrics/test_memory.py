@@ -192,14 +192,6 @@ def profiled_peak(model) -> int:
     return max(itertools.accumulate(changes))
 
 
-def test_fused_attention_makes_no_scores():
-    config = AutoConfig.for_model("opt", **{**CONFIGS["opt"][1], "max_position_embeddings": 4096})
-    scores = 4 * 4096 * 4096 * 2
-    assert measure_footprint(config, 4096).activations < scores / 4
-    bloom = measure_footprint(small_config("bloom"), 4096)  # transformers has no fused attention for its ALiBi
-    assert bloom.activations > scores
-
-
 def test_what_is_neither_a_language_model_nor_one_of_pictures():
     with pytest.raises(UserError, match="unknown architecture 'clap': transformers makes no"):
         measure_footprint(AutoConfig.for_model("clap"), 16)

@@ -9,7 +9,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 import outliers
-from outliers.metrics.range import block_sums, largest_numbers
+from outliers.metrics.range import largest_numbers
 from outliers.models.anatomy import decoder_layers, state_readers
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import AS_IT_IS
@@ -75,10 +75,6 @@ def test_attention_logits_are_those_before_the_softmax(case):
     model(BLOCKS[:1])
     logits = [found["range.attention_logit", layer, "", ""] for layer in range(2)]
     assert logits == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_last_block_of_fewer_features():
-    assert block_sums(torch.ones(2, 40)).tolist() == [[32.0, 8.0]] * 2
 
 
 @pytest.fixture

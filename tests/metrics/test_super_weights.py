@@ -144,13 +144,6 @@ def test_a_super_weight_in_an_expert_is_found(blocks):
     assert costs.abs().idxmax() == f"model.layers.1.mlp.experts.{number}.down_proj[7,5]"
 
 
-def test_a_candidate_without_a_massive_activation_has_no_such_control():
-    candidate = {"path": "a", "output": 1, "input": 2, "nearest": ["a[3,4]"], "largest": [1, 2], "layer": 0}
-    candidate["state"] = 9.0
-    kinds = [[kind for kind, _ in treatments(candidate | {"least": least})] for least in (99.0, 101.0)]
-    assert kinds == [["weight", "nearest", "neuron", "row"], ["weight", "nearest", "neuron", "row", "massive"]]
-
-
 @pytest.mark.parametrize("case", ["gpt2", "llama"])
 def test_massive_activations_at_a_value(case, blocks):
     """Against a hook of torch alone."""

@@ -53,16 +53,13 @@ def test_closed_formulas_equal_a_bootstrap(model, tmp_path):
     assert absmax["paired_error"] < absmax["standard_error"] / 3, "pairs share what is hard in the text"
 
 
-def test_errors_of_losses_by_token_equal_a_bootstrap(tmp_path):
+def test_losses_by_token_have_the_errors_of_their_pairs(tmp_path):
     exact, changed, *rows = measured("pocket/gpt2-0.1m", ["fp32", "w4a4"], tmp_path, ["perplexity", "token_losses"])
     exact, changed = (row for row in (exact, changed, *rows) if row["metric"] == "perplexity")
     (total,) = (row for row in rows if row["metric"] == "token_losses.total" and row["variant"] == "w4a4")
-    sums, counts = (exact["unit_sums"], changed["unit_sums"]), exact["unit_counts"]
-    assert total["unit_sums"] == pytest.approx(np.subtract(*reversed(sums)).tolist(), rel=1e-6)
-    tokens = sum(counts)
-    expected = bootstrap(lambda one, other, count: tokens * (other - one) / count, *sums, counts)
-    assert total["standard_error"] == pytest.approx(expected, rel=0.05)
-    assert value_of(total).minus(Value(0.0, 0.0)).error == pytest.approx(total["standard_error"]), "by its pairs too"
+    increases = np.subtract(changed["unit_sums"], exact["unit_sums"]).tolist()
+    assert total["unit_sums"] == pytest.approx(increases, rel=1e-6)
+    assert value_of(total).minus(Value(0.0, 0.0)).error == pytest.approx(total["standard_error"])
 
 
 def test_errors_of_parts_of_the_tokens_equal_a_bootstrap():
@@ -114,26 +111,21 @@ def test_an_ablation_has_the_errors_of_its_perplexities(tmp_path):
 
 
 def test_costs_of_trained_models_are_paired():
-    about = {"run": "plain", "seed": 0, "model": "m", "variant": "fp32", "checkpoint": "step-9", "steps": 9}
-    generator = np.random.default_rng(0)
-    hard, more = generator.gamma(9, 4, size=(2, 60)) * [[1], [0.05]]
-    sums, counts = ([*hard], [*(hard + more)]), [10] * 60
+    """Under a scheme, with those of the same run and seed without one."""
+    about = {"run": "plain", "seed": 0, "checkpoint": "step-9", "steps": 9}
+    more = [loss + 1 + 0.01 * number for number, loss in enumerate(HARD)]
     rows = [
-        about
-        | {"metric": f"perplexity.{name}", "value": math.exp(sum(one) / 600), "standard_deviation": 0.0}
-        | {"unit_sums": one, "unit_counts": counts}
-        for name, one in zip(("fp32", "absmax"), sums, strict=True)
+        row(sums, "fp32", standard_deviation=0.0) | about | {"metric": f"perplexity.{name}"}
+        for name, sums in (("fp32", HARD), ("absmax", more))
     ]
     others = {"perplexity": 9.0, "kurtosis_feature.attn_in": 3.0, "kurtosis_feature.ffn_in": 3.0}
-    (end,) = final_values([*rows, *(about | {"metric": name, "value": one} for name, one in others.items())]).to_dict(
-        "records"
-    )
-    increase = bootstrap(lambda one, other, count: math.exp((other - one) / count) - 1, *sums, counts)
-    assert end["cost.absmax_error"] == pytest.approx(100 * increase, rel=0.05)
-    of_other_seed = [row | {"seed": 1, "unit_sums": counts} for row in rows]
-    _fp32, absmax, *_ = with_paired_errors([*rows, *of_other_seed])
-    expected = bootstrap(lambda one, other, count: math.exp(other / count) - math.exp(one / count), *sums, counts)
-    assert absmax["paired_error"] == pytest.approx(expected, rel=0.05)
+    others = [rows[0] | {"metric": name, "value": value} for name, value in others.items()]
+    (end,) = final_values([*rows, *others]).to_dict("records")
+    fp32, absmax = map(value_of, rows)
+    assert end["cost.absmax_error"] == pytest.approx(100 * absmax.increase_over(fp32).error)
+    of_other_seed = [one | {"seed": 1, "unit_sums": one["unit_counts"]} for one in rows]
+    *_, paired = with_paired_errors([*of_other_seed, *rows])
+    assert paired["paired_error"] == pytest.approx(absmax.minus(fp32).error)
 
 
 def test_units_of_a_row_are_the_losses_of_blocks(tmp_path):
