@@ -23,12 +23,12 @@ from transformers.pytorch_utils import Conv1D
 from outliers import Sweep, UserError, perplexities, perplexity, plant, quantize
 from outliers.models.anatomy import projections
 from outliers.quantization.int8 import Int8Linear
-from outliers.quantization.linear import QuantizedLinear, stored_weight
+from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.peers import with_bitsandbytes
 from outliers.quantization.schemes import TABLE1, Scheme, get_scheme, write_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from tests.conftest import FIVE, in_turn, pairwise
-from tests.fake import product_under
+from tests.fake import product_under, values_under
 from tests.small_models import make_model
 
 EIGHT_BIT = TABLE1[1:]
@@ -134,17 +134,24 @@ def test_a_scheme_keeps_its_threshold_unless_another_is_asked_for():
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_layer_is_the_equation(name, outliers, conv1d):
+    """Of codes alone, outlier features meet weights that are rebuilt of them."""
     torch.manual_seed(0)
+    scheme = get_scheme(name)
     projection = (Conv1D(30, 20) if conv1d else nn.Linear(20, 30)).double()
     nn.init.normal_(projection.bias)
     weight = projection.weight.T if conv1d else projection.weight
     x = torch.randn(2, 8, 20, dtype=torch.float64)
     x[0, 5, OUTLIERS[outliers]] = -9.0
-    want = equation(x.flatten(0, 1), weight.detach(), name) + projection.bias
+    rows, weight, bias = x.flatten(0, 1), weight.detach(), projection.bias.detach()
     with torch.no_grad():
-        got = QuantizedLinear(projection, get_scheme(name))(x)
-    torch.testing.assert_close(got, want.detach().view(2, 8, 30), rtol=1e-12, atol=1e-12)
-    assert QuantizedLinear(projection.bfloat16(), get_scheme(name))(x.bfloat16()).dtype == torch.bfloat16
+        got = QuantizedLinear(projection, scheme)(x)
+        want = equation(rows, weight, name) + bias
+        torch.testing.assert_close(got, want.view(2, 8, 30), rtol=1e-12, atol=1e-12)
+        if scheme.weights is not None:
+            rebuilt = torch.from_numpy(values_under(weight.numpy(), scheme.weights))
+            want = product_under(rows, rebuilt, scheme.activations, None, scheme.outlier_threshold) + bias
+            torch.testing.assert_close(Int8Linear(projection, scheme)(x), want.view(2, 8, 30), rtol=1e-12, atol=1e-12)
+    assert QuantizedLinear(projection.bfloat16(), scheme)(x.bfloat16()).dtype == torch.bfloat16
 
 
 def test_model_is_quantized_and_the_original_is_not(model):
@@ -182,25 +189,6 @@ def afresh() -> dict:
 def test_rescheming_equals_quantizing_afresh(name, afresh):
     for first, ids, _ in afresh.values():
         assert torch.equal(quantize(first, name)(ids).logits, afresh[name][2])
-
-
-@pytest.mark.parametrize("name", [*EIGHT_BIT, "llm.int8-bnb", *MIXED])
-def test_int8_layer_is_the_reference(name):
-    """A layer that has only codes, against the kernels' reference on the same weight."""
-    torch.manual_seed(0)
-    scheme = get_scheme(name)
-    for projection in (nn.Linear(16, 24), Conv1D(24, 16)):
-        nn.init.normal_(projection.bias)
-        x = torch.randn(2, 7, 16)
-        x[..., 2] *= 9
-        layer = Int8Linear(projection, scheme)
-        weight = dispatch.quantize(stored_weight(projection), scheme.weights, scheme.arithmetic)
-        if scheme.arithmetic == "bitsandbytes":
-            want = reference.linear_bitsandbytes(x.flatten(0, 1), weight, projection.bias, scheme.outlier_threshold)
-        else:
-            rest = scheme.activations, scheme.outlier_threshold
-            want = reference.linear(x.flatten(0, 1), weight, projection.bias, *rest)
-        assert torch.allclose(layer(x), want.view(2, 7, 24), atol=1e-5)
 
 
 def test_int8_model_in_16_bits(blocks):
