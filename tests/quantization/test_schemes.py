@@ -1,11 +1,14 @@
-"""Schemes of one's own: their parts, transforms, what they skip, what rows say of them, and plugins."""
+"""Schemes of one's own and of serving systems: their parts, what they skip, what rows say of them, and plugins."""
 
 import itertools
 import sys
 
 import pytest
 import torch
-from outlier_kernels.formats import Quantizer
+from hypothesis import given
+from hypothesis import strategies as st
+from outlier_kernels import reference
+from outlier_kernels.formats import Quantizer, large_groups
 from transformers.pytorch_utils import Conv1D
 
 from outliers import Sweep, UserError, calibrate, perplexity, quantize, run, sweep
@@ -21,6 +24,7 @@ from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, by_weights, get_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
+from tests.kernels.test_kernels import of_finite_floats
 from tests.small_models import broken_weights, make_model, names_of, sample_blocks
 
 ROW, COLUMN = Quantizer("int8", "row"), Quantizer("int8", "column")
@@ -132,6 +136,7 @@ def test_rows_say_which_kernels_multiply(blocks):
     for scheme, keep, said in (
         *(("llm.int8", "exact", "cpu"), ("llm.int8", "int8", "cpu"), ("llm.int8-bnb", "int8", "reference")),
         *(("zeropoint", "int8", "cpu"), (MIXED, "int8", "cpu"), (WEIGHTS_ALONE, "int8", "reference")),
+        ("qserve-g32", "exact", "cpu"),
     ):
         scheme = get_scheme(scheme)
         quantized = quantize(model, scheme, keep)
@@ -143,6 +148,47 @@ def test_rows_say_which_kernels_multiply(blocks):
             weights = {"exact": "exact", "int8": "dequantized"}[keep]
             assert row_fields(scheme, quantized)["outlier_weights"] == weights
 
+
+def test_activations_in_other_bits_at_a_role():
+    scheme = get_scheme("w4a4+activations=8@ffn_out")
+    assert str(scheme.at("ffn_out").activations) == "int8 row absmax"
+    assert str(scheme.at("attn_in").activations) == "int4 row absmax"
+    assert get_scheme("w4a4+activations=8").at("attn_in").description == get_scheme("w4a8").description
+    fields = row_fields(get_scheme("flexq-g16"), make_model("gpt2"))  # of 32 features, and 128 in the last projection
+    assert fields["activation_bits"] == round((3 * 32 * 7 + 128 * 9) / (3 * 32 + 128), 4)
+    assert fields["weight_bits"] == 7
+
+
+# Groups of serving systems
+
+
+@given(of_finite_floats(3, 96), st.sampled_from(["group-8", "group-32", "row", "tensor"]))
+def test_no_code_of_qserve_leaves_int8(values, granularity):
+    """Nor is one more than half a step, 8, beyond the code of its row; a rounded step may clip more."""
+    found = reference.quantize(values.double(), Quantizer("int4-in-int8", granularity))
+    largest = values.double().abs().amax() if granularity == "tensor" else values.double().abs().amax(1, keepdim=True)
+    exact = (values.double() / (largest / 119).clamp(min=1e-300)).round()
+    assert found.codes.dtype == torch.int8
+    assert found.codes.min() >= -127
+    assert (found.codes.double().abs() - exact.abs()).max() <= 8
+    assert (found.codes.double() - exact).abs().max() <= 16
+
+
+def test_groups_of_fireq_reach_from_the_largest_to_the_least():
+    """Scales of e4m3 span 2^17: with a power of two of the whole weight, none of a trained one is lost."""
+    weight = torch.tensor([[1e-3] * 8 + [40.0] * 8])
+    found = reference.quantize(weight, Quantizer("int4-e4m3", "group-8"))
+    assert found.dequantize()[0].tolist() == pytest.approx([1e-3] * 8 + [40.0] * 8, rel=0.07)
+    tiny = reference.quantize(weight * 1e-30, Quantizer("int4-e4m3", "group-8"))
+    assert torch.equal(tiny.codes, found.codes)
+
+
+def test_how_many_groups_of_comet_have_eight_bits():
+    """Less than a fifth, but one; of 4,096 features in groups of 128 six of 32."""
+    assert [large_groups(groups) for groups in (1, 4, 9, 10, 24, 32)] == [1, 1, 1, 2, 4, 6]
+
+
+# Runs
 
 SMALL = {"models": ["pocket/gpt2-0.1m"], "block": 32, "blocks": 1}
 
