@@ -103,18 +103,6 @@ def test_rows_are_found_again_for_the_same_weights_alone(broken, own, tmp_path):
     assert len(records_in(tmp_path / "out")) > len(changed)
 
 
-def test_roles_and_layers_are_exchanged_by_themselves(model, broken):
-    ids = torch.arange(30)
-    found = damage(model, [ids], against=broken, by=["role", "layer"])
-    roles, layers = found.roles.set_index("role"), found.layers.set_index("layer")
-    assert (roles["damage_only"] != 0).to_dict() == {role: role == "ffn_in" for role in roles.index}
-    assert (layers["damage_only"] != 0).to_dict() == {0: False, 1: True}
-    other = outliers.load_model(broken)
-    assert roles.loc["ffn_in", "perplexity_only"] == outliers.perplexity(other, [ids])
-    assert layers.loc[1, "perplexity_only"] == outliers.perplexity(other, [ids])
-    assert layers.loc[1, "kl_only"] == pytest.approx(found.model["kl"], rel=1e-9)
-
-
 def test_a_layer_is_taken_whole(model):
     """With its norms, which a fine-tuned model has of its own."""
     ids, other, changed = torch.arange(30), copy.deepcopy(model), copy.deepcopy(model)

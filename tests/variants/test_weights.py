@@ -12,7 +12,6 @@ from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.subjects.causal import ModelWithText
 from outliers.variants.term import WeightEntry
 from outliers.variants.weights import Scaled
-from tests.conftest import C4, needs_shared, needs_smollm2
 from tests.small_models import make_model
 
 MODEL = "pocket/gpt2-0.1m"
@@ -122,20 +121,3 @@ def test_weights_of_the_second_stack_change_in_a_streamed_model():
     zeroed = variant("zero(decoder.block.1.layer.2.DenseReluDense.wo[3,:])")
     streamed, exact = perplexities(stream_model(name), blocks, [zeroed, AS_IT_IS])
     assert streamed == perplexities(load_model(name), blocks, [zeroed])[0] != exact
-
-
-@pytest.mark.nightly("outliers/variants/")
-@needs_shared
-@needs_smollm2
-def test_the_weight_that_makes_the_outlier_of_smollm2(tmp_path):
-    """One weight of 134.5 million, its neuron, and another one."""
-    layers = "model.layers"
-    want = {
-        "fp32": 41.2353,
-        f"zero({layers}.11.mlp.down_proj[507,1229])": 268.965,
-        f"zero({layers}.11.mlp.down_proj[:,1229])": 42.3079,
-        f"zero({layers}.2.mlp.down_proj[507,90])": 54.1987,
-    }
-    fields = {"text": str(C4), "block": 512, "blocks": 4, "variants": [*want]}
-    rows = outliers.run(outliers.Cells(models=["smollm2-135m"], **fields), tmp_path)
-    assert [row["value"] for row in rows] == pytest.approx([*want.values()], rel=1e-5)
