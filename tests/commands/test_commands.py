@@ -104,10 +104,12 @@ def test_a_trace_stays_beside_those_of_other_requests(monkeypatch, calls_of, cap
 
 
 def test_a_finished_page_of_a_model_prints_again_at_once(monkeypatch, calls_of, capsys, tmp_path):
+    """Also where there was no outlier feature to remove, which is said and has not failed."""
     look = ["look", "pocket/gpt2-0.1m", "--out", str(tmp_path)]
-    spec = [one for one in artefacts.experiments_of(*look[:1], models=look[1:2]) if one.shows == "trace"]
+    spec = [one for one in artefacts.experiments_of(*look[:1], models=look[1:2]) if one.shows in ("trace", "ablation")]
     monkeypatch.setattr(artefacts, "experiments_of", lambda *given: spec)
     first = call(monkeypatch, capsys, *look, command="report")
+    assert "Not run" not in first[1] and "'gpt2-0.1m' has no outlier feature on this text" in first[1]
     measured = calls_of("outliers.paper.report.report_experiments")
     assert call(monkeypatch, capsys, *look, command="report") == (0, first[1], "")
     assert not measured

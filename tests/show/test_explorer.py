@@ -16,7 +16,7 @@ from outliers import Trace, UserError, load_model, run, trace
 from outliers.commands.damage import Damage
 from outliers.commands.origins import Account
 from outliers.commands.trace import Tracing
-from outliers.paper.report import experiments_of, report_experiments
+from outliers.paper.report import experiments_of
 from outliers.runs.traces import EXCERPT
 from outliers.show.explorer import CELLS, Explorer, map_of, plotly
 from outliers.show.page import page
@@ -411,18 +411,3 @@ def test_the_set_look():
     assert {getattr(spec, "model", None) or spec.models[0] for spec in specs} == {"pocket/gpt2-0.1m"}
     with pytest.raises(UserError, match="takes one model, got 2"):
         experiments_of("look", models=["pocket/gpt2-0.1m", MODEL])
-
-
-@pytest.mark.nightly("outliers/show/", "outliers/views/")
-def test_one_page_of_a_model_without_outlier_features(tmp_path):
-    printed = report_experiments("look", out=tmp_path, models=["pocket/gpt2-0.1m"])[0]
-    html = (tmp_path / "report.html").read_text()
-    assert "None of 24 features is an outlier feature: no value reaches |x| ≥ 6" in html
-    assert "Not run" not in printed and "'gpt2-0.1m' has no outlier feature on this text" in printed
-    assert "there is none to remove, and what quantization costs has other causes" in " ".join(printed.split())
-    assert html.count('<section class="explorer"') == 3
-    assert (tmp_path / "damage" / "damage_model.md").exists()
-    again = report_experiments("look", out=tmp_path, models=["pocket/gpt2-0.1m"], redraw=True)[0]
-    assert [line for line in again.splitlines() if line.startswith("•")] == [
-        line for line in printed.splitlines() if line.startswith("•")
-    ], "redrawn, rows of no scheme among those of damage"

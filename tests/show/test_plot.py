@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import matplotlib
@@ -18,14 +19,13 @@ import outliers
 from outliers import UserError, plot
 from outliers.commands.training import Training
 from outliers.config.files import make_experiment, read_experiment
-from outliers.metrics.ablations import summary
 from outliers.metrics.damages import damages_of
 from outliers.show import style
 from outliers.show.legends import SCATTER
 from outliers.show.section import figure_bytes
 from outliers.views.ablation import ablation_summary
 from outliers.views.growth import PANELS
-from tests.conftest import STORIES, needs_shared, needs_smollm2
+from tests.conftest import needs_smollm2
 from tests.kept import KEPT, kept
 from tests.small_models import sample_blocks
 from tests.training_rows import rows_of_runs
@@ -98,29 +98,18 @@ def first(axes):
     return np.ravel(axes)[0]
 
 
-def make_trace(name: str):
-    return outliers.trace(outliers.load_model(name), sample_blocks(name, 128, 2))
+@cache
+def trace_of(model: str) -> outliers.Trace:
+    return outliers.trace(outliers.load_model(model), sample_blocks(model, 128, 2))
 
 
-MODELS = [
-    pytest.param("smollm2-135m", marks=needs_smollm2),
-    pytest.param(str(STORIES), marks=needs_shared, id="stories260K"),
-]
+SMALL = "pocket/gpt2-1.7m"
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def trace(request):
-    """The trace of a real model."""
-    return make_trace(request.param)
-
-
-@pytest.fixture(scope="module")
-def pocket_trace():
-    return make_trace("pocket/gpt2-1.7m")
-
-
+@pytest.mark.parametrize("model", [pytest.param("smollm2-135m", marks=needs_smollm2), SMALL])
 @pytest.mark.parametrize("name", ["heat_map", "sorted_profile", "magnitude_by_position"])
-def test_figures_of_a_trace_can_be_read(trace, name):
+def test_figures_of_a_trace_can_be_read(model, name):
+    trace = trace_of(model)
     axes = getattr(plot, name)(trace)
     check_words(first(axes).figure)
     if isinstance(axes, np.ndarray):
@@ -131,8 +120,8 @@ def test_figures_of_a_trace_can_be_read(trace, name):
     check_words(alone.figure)
 
 
-def test_alpha_is_the_one_that_was_asked(pocket_trace):
-    asked = replace(pocket_trace, alpha=2.5)
+def test_alpha_is_the_one_that_was_asked():
+    asked = replace(trace_of(SMALL), alpha=2.5)
     for name in ("heat_map", "sorted_profile", "magnitude_by_position"):
         words = {text.get_text() for text in texts_of(first(getattr(plot, name)(asked)).figure)}
         assert {word for word in words if word.startswith("α")} == {"α = 2.5"}
@@ -245,12 +234,6 @@ def test_one_panel_goes_on_axes_of_ones_own(draw, panel):
             draw(**dict.fromkeys(panel, "none"))
 
 
-def test_an_ablation_is_drawn_as_it_comes():
-    measured = outliers.ablate(outliers.load_model("pocket/gpt2-0.1m"), sample_blocks("pocket/gpt2-0.1m", 32, 1), [3])
-    of_summary = figure_bytes(plot.ablation_bars(summary(measured))[0].figure, "svg")
-    assert figure_bytes(plot.ablation_bars(measured)[0].figure, "svg") == of_summary
-
-
 def test_rows_may_be_a_data_frame():
     of_frame, of_list = plot.sweep_costs(pd.DataFrame(SWEEP)), plot.sweep_costs(SWEEP)
     assert figure_bytes(of_frame.figure, "svg") == figure_bytes(of_list.figure, "svg")
@@ -289,12 +272,12 @@ MINE = {
 }
 
 
-def test_the_callers_style_where_it_is_asked_for(pocket_trace):
+def test_the_callers_style_where_it_is_asked_for():
     alone = figure_bytes(plot.sweep_costs(SWEEP).figure, "svg")
     with matplotlib.rc_context(MINE):
         assert figure_bytes(plot.sweep_costs(SWEEP).figure, "svg") == alone, "files are the same everywhere"
         with plot.your_style():
-            axes, panel = plot.sweep_costs(SWEEP), plot.heat_map(pocket_trace, role="attn_in")
+            axes, panel = plot.sweep_costs(SWEEP), plot.heat_map(trace_of(SMALL), role="attn_in")
         assert axes.yaxis.label.get_fontfamily() == ["monospace"]
         assert axes.yaxis.label.get_fontsize() == 14
         colors = {container.lines[0].get_color() for container in axes.containers}
