@@ -291,19 +291,13 @@ def test_a_model_is_named_in_the_same_way(specified, command):
             assert named(*typed) == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("typed", "name", "models"),
-    [
-        ("a,b", "pocket", ["a", "b"]),
-        ("paper/table4 a --models b,c", "paper/table4", ["a", "b", "c"]),
-    ],
-)
-def test_models_of_a_report(monkeypatch, capsys, typed, name, models):
+def test_models_of_a_report(monkeypatch, capsys):
     asked = []
     monkeypatch.setattr("outliers.config.validate.check_configs", list)
     monkeypatch.setattr(artefacts, "report_experiments", lambda *arguments: asked.append(arguments) or ("the page", []))
-    assert call(monkeypatch, capsys, *typed.split(), command="report") == (0, "the page\n", "")
-    assert [(asked[0][0], asked[0][-1])] == [(name, models)]
+    for typed in (["a,b"], ["paper/table4", "a", "--models", "b,c"]):
+        assert call(monkeypatch, capsys, *typed, command="report") == (0, "the page\n", "")
+    assert [(one[0], one[-1]) for one in asked] == [("pocket", ["a", "b"]), ("paper/table4", ["a", "b", "c"])]
 
 
 def test_models_to_get(monkeypatch, constants, capsys, tmp_path):

@@ -521,6 +521,7 @@ SHOWN = {  # of an experiment file of a report
     "models: [a]\nshows: tabel1\n": "e.yaml, line 2, unknown table or figure 'tabel1'; did you mean table1",
     "shows: table3\nmodels: [a]\nhardware:\n  - {hardware: A, gpus: 0, gigabytes: 1}": "line 4, field 'hardware.0.gp",
     "shows: figure1\nmodels: [a]\nblock: 3\n": "line 3, unknown field 'block'",
+    "shows: table5\ndimensions: [0x0]": "field 'dimensions.0': expected",
     "shows: table5\ndimensions: [9999999]": "field 'dimensions.0': expected at most 131,072",
 }
 TRAINED = {  # of one of training runs

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from outliers.runs.engine import LocalEngine
 from outliers.runs.frame import records_in
 from outliers.runs.rows import index
 from outliers.runs.run import records, rows_of, run
+from outliers.subjects.provenance import measuring
 from outliers.tracing.table4 import table4_row, trace_row
 from outliers.tracing.trace import trace
 from outliers.views.emergence import column_of
@@ -92,6 +94,29 @@ def test_traces_of_all_requests_are_kept(tmp_path):
         assert [(tmp_path / file).stat().st_mtime_ns for file in beside] == kept[blocks, "beside"]
     aside = [{file.name for file in place.iterdir()} for place in (tmp_path / "earlier").iterdir()]
     assert aside == [{"trace.safetensors", *beside}] * 2
+
+
+def test_a_kept_trace_of_other_roles_is_not_taken_for_this(tmp_path):
+    """As a version of this project that traced fewer has left it."""
+    found, rows = trace_model(Tracing(**TRACED), tmp_path)
+    found.labels["roles"] = list(PAPER)
+    found.save(tmp_path / "trace")
+    again, new = trace_model(Tracing(**TRACED), tmp_path)
+    assert again.labels["roles"] == list(OF_EVERY_STACK)
+    assert new == rows
+
+
+def test_the_cost_of_a_trace_is_in_its_rows(tmp_path, monkeypatch):
+    @contextmanager
+    def expensive(device):
+        with measuring(device) as spent:
+            yield spent
+        spent.fields |= {"wall_seconds": 1000.0}
+
+    monkeypatch.setattr("outliers.runs.planner.measuring", expensive)
+    _, rows = trace_model(Tracing(**TRACED), tmp_path)
+    seconds = {row["metric"]: int(row["wall_seconds"] // 1000) for row in rows}
+    assert (seconds["count"], seconds["perplexity"]) == (TRACED["blocks"], 1), "each block is a part of its own"
 
 
 def test_a_trace_goes_on_where_it_stopped(tmp_path, constants, calls_of):

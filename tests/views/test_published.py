@@ -156,17 +156,12 @@ def test_perplexities(planted, tmp_path):
     assert found[2].measured == "–"
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"block": 512}, "blocks of 512 tokens are longer than the model's context of 64"),
-        ({"cell": "perplexity", "text": "nothing"}, "unknown text 'nothing'"),
-    ],
-)
-def test_what_cannot_be_run(planted, tmp_path, fields, reason):
-    (found,) = verdicts(planted["plain"], tmp_path, [MASSIVE | fields])
-    assert (found.agreement, found.row) == ("not run", None)
-    assert reason in found.reason
+def test_what_cannot_be_run(planted, tmp_path):
+    facts = [MASSIVE | {"block": 512}], [MASSIVE | {"cell": "perplexity", "text": "nothing"}]
+    long, unknown = verdicts(planted["plain"], tmp_path, *facts)
+    assert "blocks of 512 tokens are longer than the model's context of 64" in long.reason
+    assert "unknown text 'nothing'" in unknown.reason
+    assert {(one.agreement, one.row) for one in (long, unknown)} == {("not run", None)}
 
 
 @pytest.mark.parametrize(
@@ -204,6 +199,7 @@ def test_a_page_of_a_model(planted, tmp_path, monkeypatch, capsys):
     assert said.index("differs: super weight 1[6, 7]") < said.index("agrees: super weight 1[5, 7]")
     place = tmp_path / "results" / "published" / short_name(str(folder))
     assert {"published.md", "sources.csv", "rows.jsonl", "report.html"} <= {one.name for one in place.iterdir()}
+    assert (place / "sources.csv").read_text().startswith("source,where,licence,looked up,protocol\n")
     page = (place / "report.html").read_text()
     for part in ("Somebody, 2026", "1[5, 7]", "differs", "agrees", f"outliers.report published {file} {folder}"):
         assert part in page
