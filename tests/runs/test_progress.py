@@ -162,18 +162,6 @@ def test_ranges_hold_the_time_of_nine_runs_in_ten():
     assert sum(held) > 0.9 * len(held)
 
 
-def test_a_range_is_as_wide_as_forecasts_moved(clock):
-    """Another program that starts midway moves them; what is said then has room for as much again."""
-    ranges = {}
-    for load in (1, 3):
-        with Progress(40, clock=clock) as bar:
-            work(bar, clock, *[1] * 20, *[load] * 8)
-            left = bar.left()
-            ranges[load] = left.most / left.least
-    assert ranges[1] == pytest.approx(1.5**2)
-    assert ranges[3] > 3
-
-
 def happen(bar: Progress, clock: Clock, what: str, *given) -> None:
     """Let something happen to a bar, or look at it."""
     if what == "work":  # steps, each in so many seconds
@@ -271,9 +259,6 @@ STORIES = {
     "layers of no steps say nothing of those that come": (
         *(0, ("expect", Steps(10, 10**8)), ("enter", "m, its weights", Steps()), ("layers", 5, 2), ("left", None)),
         *(("enter", "m, fp32", Steps(10, 10**8)), ("work", 2, 2, 2), ("left", 14)),
-    ),
-    "a total that grows from nothing": (
-        *(0, ("wait", 10), ("line", "since 10 s"), ("expect", Steps(4)), ("work", 10, 10, 10), ("left", 10)),
     ),
 }
 
