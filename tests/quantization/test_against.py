@@ -2,7 +2,6 @@
 
 import copy
 import json
-import math
 
 import pytest
 import torch
@@ -17,6 +16,8 @@ from outliers.metrics.measurement import MemoryNeeds
 from outliers.metrics.perplexity import read_logits
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.decoder import run_decoder
+from outliers.quantization.linear import stored_weight
+from outliers.quantization.peers import other_fields, weight_of
 from outliers.runs.forecast import FreeBytes, model_run_of, need_of
 from outliers.runs.frame import records_in
 from outliers.subjects.causal import ModelWithText
@@ -136,8 +137,16 @@ def test_a_model_of_bitsandbytes_in_memory_computes_as_it_does(model, blocks, tm
     assert computed["error"].to_numpy() == pytest.approx(scheme["error"].to_numpy(), rel=0.01)
     assert (stored["error"] < computed["error"]).all()  # of a file the weights alone are quantized
     assert computed["weight_error"].to_numpy() == pytest.approx(stored["weight_error"].to_numpy(), rel=1e-4)
-    largest = [one.module.weight.abs().max().item() for one in projections(model)]
-    assert computed["largest_weight"].abs().tolist() == largest
+    exact = [stored_weight(one.module) for one in projections(model)]
+    assert computed["largest_weight"].abs().tolist() == [weight.abs().max().item() for weight in exact]
+    theirs = [weight_of(one.module) for one in projections(other)]
+    errors = [((a - b).square().sum() / b.square().sum()).item() for a, b in zip(theirs, exact, strict=True)]
+    assert computed["weight_error"].to_numpy() == pytest.approx(errors, rel=1e-4)
+
+
+def test_rows_say_what_another_file_was_quantized_to(tmp_path):
+    model = llama(4096)
+    assert other_fields(str(save_gguf(model, tmp_path / "other.gguf", "Q4_0")), model)["other_quantized_from"] == "Q4_0"
 
 
 def test_a_model_of_torchao_in_memory(blocks):
@@ -156,23 +165,6 @@ def test_a_model_of_torchao_in_memory(blocks):
         assert 0 < row["weight_error"] == pytest.approx(error, rel=1e-5)
         assert row["error"] == pytest.approx(error, rel=0.5)
     assert 0 < found.model["kl"] < 1e-3
-
-
-@pytest.mark.parametrize(("kind", "bits"), [("Q8_0", 8), ("Q4_0", 4)])
-def test_another_type_of_gguf(kind, bits, monkeypatch, capsys, tmp_path):
-    model = llama(4096)
-    exact, other = (save_gguf(model, tmp_path / f"{name}.gguf", name) for name in ("F16", kind))
-    sizes = ["--by", "error,model", "--block", 32, "--blocks", 2, "--out", tmp_path / "out"]
-    code, _, err = call(monkeypatch, capsys, exact, "--against", other, *sizes, command="damage")
-    assert code == 0, err
-    rows = records_in(tmp_path / "out")
-    errors = [10 * math.log10(row["value"]) for row in rows if row["metric"] == "damage.error"]
-    weights = [10 * math.log10(row["value"]) for row in rows if row["metric"] == "damage.weight_error"]
-    assert len(errors) == len(weights) == len(list(projections(model)))
-    # six decibels a bit; a weight that is rounded makes as large an error in outputs of random inputs
-    assert max(abs(error - -6.02 * bits) for error in weights) < 6
-    assert max(abs(one - other) for one, other in zip(errors, weights, strict=True)) < 3
-    assert {row["other_quantized_from"] for row in rows if row["metric"] == "damage.kl"} == {kind}
 
 
 # In a sweep, and by its writing

@@ -246,7 +246,6 @@ def test_bits_of_a_value(written, bits):
         "keys=int4/smooth/hadamard": "changes channels by hadamard and smooth; expected one of them",
         "keys=int4/smooth/before": "is defined after the rotation of positions; leave before out",
         "kv=int4/smooth": "values in 'int4/smooth', which is for keys; expected it for these alone: keys=int4/smooth",
-        "kv=int4+absmax": "a cache stands last: absmax.kv=int4",
     }.items(),
 )
 def test_malformed_writings_are_refused(written, message):

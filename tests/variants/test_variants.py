@@ -321,7 +321,6 @@ def test_what_does_nothing_is_not_written():
         "bitsandbytes+hadamard": "expected bitsandbytes, or its threshold of outliers as in bitsandbytes+alpha=4",
         "bitsandbytes+alpha=4+alpha=5": "expected bitsandbytes, or its threshold of outliers",
         "bitsandbytes+alpha=0": "the threshold of bitsandbytes is 0; expected a positive number",
-        "absmax+zero(3)+bitsandbytes": "has two schemes, of which the second would replace the first",
         "zero(3@x)": "unknown place 'x'; known: attn_in, ffn_in, q, k, v",
         "zero(3@blocks.1.)": "unknown place",  # and of TransformerLens what no projection reads
         **{f"zero(3@blocks.1.{name})": "unknown place" for name in ("ln1.hook_normalized", "mlp.hook_post")},
