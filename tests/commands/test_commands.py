@@ -437,17 +437,6 @@ def test_help_imports_nothing_that_measures():
         assert "--help" in out
 
 
-# What a trace of a resident model with its page and figures has no use for; of them, transformers imports none.
-UNUSED = {"datasets", "gguf", "ray", "sklearn", "matplotlib.pyplot", "lm_eval", "bitsandbytes", "torchvision"}
-
-
-@pytest.mark.slow
-def test_a_trace_imports_nothing_that_it_does_not_use(tmp_path):
-    typed = ["outliers.trace", "pocket/gpt2-0.1m", "--block", "64", "--blocks", "2", "--out", str(tmp_path)]
-    ((code, _, _, imported),) = answers([typed], UNUSED)
-    assert (code, imported) == (0, [])
-
-
 @pytest.mark.slow
 def test_public_names():
     """In a process of its own, after every module of such a name is imported: none hides the function."""
