@@ -152,6 +152,11 @@ def test_a_full_stop_before_each_block_of_c4():
         assert perplexity(behind, outliers.load_text(str(C4), tokenizer, 512, 4)) == pytest.approx(40.02, abs=0.01)
 
 
+def test_experts_alone_have_no_outlier_tokens(blocks):
+    with pytest.raises(UserError, match="0 outlier tokens in 3 blocks of calibration text; expected 1"):
+        calibrate(make_model("mixtral"), blocks).prefix()
+
+
 def test_a_prefix_is_calibrated_first():
     with pytest.raises(UserError, match="'prefix' needs the outlier tokens; expected their ids"):
         outliers.variant("prefix").on(make_model("gpt2")).__enter__()
