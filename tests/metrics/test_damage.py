@@ -3,8 +3,10 @@
 import math
 import statistics
 
+import numpy as np
 import pytest
 import torch
+from matplotlib.container import BarContainer
 from torch.nn import functional
 
 from outliers import Ablated, Intervention, Quantized, Together, UserError, calibrate, plant, quantize, run
@@ -265,6 +267,9 @@ def test_figures_show_the_values():
     bars = damage_bars(damages).ravel()
     assert len(bars) == 4
     one = damages["absmax"]
+    pairs = [one for one in bars[0].containers if isinstance(one, BarContainer)]
+    middles = [np.mean([bar.get_x() + bar.get_width() / 2 for bar in pair]) for pair in zip(*pairs, strict=True)]
+    assert middles == pytest.approx(range(len(one.roles))), "both kinds stand around the name of their place"
     heights = [bar.get_height() for bar in bars[0].containers[-1]]
     saved = [math.log(one.model["perplexity"] / value) for value in one.roles["perplexity_without"]]
     assert heights == pytest.approx(saved)
@@ -276,3 +281,15 @@ def test_parts_of_the_damage_are_shown_alone(by, tmp_path):
     assert bool(section.findings) == (by == ["error"]), "three blocks bear no claims"
     assert section.tables
     assert bool(section.drawings) == (by != ["model"])
+
+
+@pytest.mark.parametrize(("field", "name", "shown"), [("layer", int, 12), ("expert", "layers.0.experts.{}".format, 10)])
+def test_of_experts_those_that_cost_most_are_shown(field, name, shown):
+    places = [{"metric": "damage.perplexity_only", "value": 40.0 + number, field: name(number)} for number in range(12)]
+    rows = [{"metric": "perplexity", "value": 40.0}, *places]
+    variants = ["fp32", *["absmax"] * 12]
+    rows = [row | {"model": "m", "variant": variant} for row, variant in zip(rows, variants, strict=True)]
+    rows.insert(1, rows[0] | {"variant": "absmax", "value": 80.0})
+    (table,) = (table for table in damage_section(rows, str).tables if table.name == f"damage_{field}s")
+    assert len(table.data) == 12
+    assert len(table.cells) == shown

@@ -144,7 +144,9 @@ def test_a_norm_without_weights_lets_all_through_alike(blocks):
 def test_no_norm_before_projections_is_no_gate(blocks):
     found = outliers.origins(make_model("olmo2"), blocks, [3])
     assert found.gates().empty
-    assert outliers.plot.life_line(found, at="mean").child_axes == []
+    axes = outliers.plot.life_line(found, at="mean")
+    assert axes.child_axes == []
+    assert axes.figure.axes == [axes], "no bar of colours, either"
 
 
 @pytest.mark.parametrize("name", ["absmax", "plant(3,factor=8)", "zero(3)"])

@@ -344,6 +344,11 @@ def test_places_in_experts_that_are_not_there(text, said):
         variant(text).check(make_model("mixtral"))
 
 
+def test_a_weight_of_an_expert_is_found_before_anything_asked_for_layers():
+    weight = variant("zero(model.layers.1.mlp.experts.3.down_proj[0,0])").check(make_model("mixtral"))
+    assert weight.shape == (32, 48)
+
+
 @pytest.mark.nightly("outliers/models/anatomy/", "outliers/quantization/")
 def test_a_compiled_mixture_under_a_scheme_computes_the_same(blocks):
     """For other choices of experts too, without being compiled again."""

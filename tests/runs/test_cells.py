@@ -34,6 +34,7 @@ from outliers.quantization.schemes import Scheme
 from outliers.runs.rows import Rows, read_rows
 from outliers.runs.run import run, stored_rows
 from outliers.show.section import Context
+from outliers.show.tables import values_table
 from outliers.subjects.causal import ModelWithText
 from outliers.subjects.cell import Cell
 from outliers.subjects.model_cache import ModelCache
@@ -197,6 +198,15 @@ def test_a_table_says_what_has_several_values_a_cell(tmp_path):
     table = measured_section(run(spec, tmp_path), Context(spec, tmp_path)).tables[0]
     assert [cells[2] for cells in table.cells] == ["perplexity"]
     assert table.caption.endswith("Of weights each cell has several, which values.csv lists.")
+
+
+def test_a_table_says_where_one_finds_why_a_cell_failed():
+    row = {"model": "m", "metric": "perplexity"}
+    measured, failed = row | {"variant": "fp32", "value": 7.5}, row | {"variant": "absmax", "failed": "no memory"}
+    assert values_table([measured], []).caption == "Values by model, variant and metric."
+    both = values_table([measured, failed], [])
+    assert both.caption == "Values by model, variant and metric. Notes say why cells failed."
+    assert [cells[-1] for cells in both.cells] == ["7.5", "failed"]
 
 
 def test_the_command(monkeypatch, capsys, tmp_path):

@@ -393,7 +393,7 @@ CALLS = {  # functions of Python, each with the passes that it makes of six bloc
     "calibrate": (lambda model, **shown: calibrate(model, BLOCKS, **shown), 6),
     "origins": (lambda model, **shown: origins(model, BLOCKS, [1], **shown), 6),
     "ablate": (lambda model, **shown: ablate(model, BLOCKS, [1], **shown), 6 * (1 + 12 + 1 + 12 // 3)),
-    "damage": (lambda model, **shown: damage(model, BLOCKS, "absmax", by=["model"], **shown), 12),
+    "damage": (lambda model, **shown: damage(model, BLOCKS, "absmax", by=["model", "role", "layer"], **shown), 72),
     "readers": (lambda model, **shown: readers(model, BLOCKS, [1], places=["q"], controls=2, **shown), 42),
 }
 

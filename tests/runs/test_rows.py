@@ -227,6 +227,12 @@ def test_a_hash_is_of_code_wherever_it_is_and_not_of_words(tmp_path, old, new, s
     assert (hash_of(tmp_path / "here", "", "") == hash_of(tmp_path / "there", old, new)) == same
 
 
+def test_what_git_does_not_know_has_no_commit(tmp_path, monkeypatch):
+    (tmp_path / ".git").mkdir()
+    monkeypatch.setattr(outliers, "__file__", str(tmp_path / "outliers" / "__init__.py"))
+    assert provenance._commit.__wrapped__() is None
+
+
 def test_code_is_parsed_again_where_a_file_of_it_changed(tmp_path, constants):
     constants(provenance.__name__, PARSED=tmp_path / "code")
     code_hash, code, parsed = provenance.code_hash.__wrapped__, provenance.code_hash(), []

@@ -21,6 +21,7 @@ from outliers.commands.training import Training
 from outliers.config.files import make_experiment, read_experiment
 from outliers.metrics.damages import damages_of
 from outliers.show import style
+from outliers.show.axes import cost_axis, parameters_axis, perplexity_axis
 from outliers.show.legends import SCATTER
 from outliers.show.section import figure_bytes
 from outliers.views.ablation import ablation_summary
@@ -40,6 +41,31 @@ def ticks_of(axis) -> list[Text]:
     ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
     ticks = [tick for tick in ticks if low - 1e-9 <= tick.get_loc() <= high + 1e-9]
     return [label for tick in ticks for label in (tick.label1, tick.label2) if label.get_visible() and label.get_text()]
+
+
+@pytest.mark.parametrize(
+    ("scale", "limits", "labels"),
+    [
+        (parameters_axis, (1.5e8, 7e8), "200M 500M"),
+        (parameters_axis, (1.5e8, 4e9), "300M 1B 3B"),
+        (parameters_axis, (1e5, 2e9), "100k 1M 10M 100M 1B"),
+        (perplexity_axis, (9.5, 32), "10 15 20 30"),
+        (perplexity_axis, (9, 55), "10 20 50"),
+    ],
+)
+def test_an_axis_has_round_numbers_that_fit(scale, limits, labels):
+    axes = Figure().subplots()
+    axes.set_xlim(*limits)
+    scale(axes)
+    axes.figure.draw_without_rendering()
+    assert [label.get_text() for label in ticks_of(axes.xaxis)] == labels.split()
+
+
+def test_an_axis_of_costs_is_linear_near_nothing():
+    axes = Figure().subplots()
+    cost_axis(axes, [-0.05, 0.5, 300.0])
+    axes.figure.draw_without_rendering()
+    assert [label.get_text() for label in ticks_of(axes.yaxis)] == ["−0.1", "0", "+0.1", "+1", "+10", "+100"]
 
 
 def texts_of(figure: Figure) -> list[Text]:

@@ -118,10 +118,13 @@ def of_ablation(damage: float, control: tuple[float, float, float], top1: float 
 
 
 def of_damage(
-    deviation: float | None = 0.1, roles=(44.0, 70.0), layers=(40.1, 50.0, 41.0), once: bool = False
+    deviation: float | None = 0.1, roles=(44.0, 70.0), layers=(40.1, 50.0, 41.0), once: bool = False, whole=80.0
 ) -> list[Finding]:
-    """What a scheme damages in a model of perplexity 40, which rises to 80; deviation: of every perplexity under it,
-    None of one draw; once: whether roles and layers have one draw all the same."""
+    """What a scheme damages in a model of perplexity 40, which becomes `whole`.
+
+    deviation: of every perplexity under it, None of one draw. once: whether roles and layers have one draw all the
+    same.
+    """
     scattered = {} if deviation is None else {"standard_deviation": deviation}
 
     def row(metric, value, **fields):
@@ -131,7 +134,7 @@ def of_damage(
     names = ("ffn_in", "ffn_out")
     rows = [
         row("perplexity", 40.0, variant="fp32"),
-        row("perplexity", 80.0),
+        row("perplexity", whole),
         *(row("damage.perplexity_only", value, role=role) for role, value in zip(names, roles, strict=True)),
         *(row("damage.perplexity_without", value, role=role) for role, value in zip(names, roles[::-1], strict=True)),
         *(row("damage.perplexity_only", value, layer=layer) for layer, value in enumerate(layers)),
@@ -210,6 +213,8 @@ CASES: dict[str, Callable[[], list[Finding]]] = {
     "single features alike, as draws scatter": lambda: of_ablation(0.5, LITTLE, singles=(0.4, 0.44)),
     "one single feature": lambda: of_ablation(0.5, LITTLE, singles=(0.4,)),
     "damage": lambda: of_damage(),
+    "damage of a hundredth": lambda: of_damage(whole=40.4),
+    "damage below nothing": lambda: of_damage(whole=39.6),
     "damage within its scatter": lambda: of_damage(deviation=30.0),
     "damage of one draw, which names no role and no layer": lambda: of_damage(deviation=None),
     "roles of one draw, which scatter as the model": lambda: of_damage(once=True),
