@@ -1,4 +1,4 @@
-"""The recipe of the pocket family, and the kept statistics of its training."""
+"""The recipe of the pocket family, and the losses that its cards say."""
 
 import json
 import math
@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from transformers import (
@@ -34,7 +33,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import train_pocket  # noqa: F401, the configurations of all rungs
 
 OBJECTIVES = {name: LADDER[name.removeprefix("pocket/")].objective for name in pocket_models()}
-CAUSAL = [name for name, objective in OBJECTIVES.items() if objective == "next tokens"]
 MADE_BY = {"masked tokens": AutoModelForMaskedLM, "corrupted spans": AutoModelForSeq2SeqLM}
 READ = {"masked tokens": masked_text, "corrupted spans": span_corrupted}
 
@@ -74,18 +72,6 @@ def test_wikitext_is_detokenised():
     assert [article.split("\n")[0] for article in articles] == ["= First =", "= Second ="]
     assert 'He said "yes" (twice), for 1,000.5 well-known reasons; it\'s done.' in articles[0]
     assert "= = Part = =" in articles[0]
-
-
-def test_outlier_features_grow_with_size_and_with_training():
-    """As in the paper: none in the smallest models, and in the larger ones they appear during training."""
-    table = pd.read_csv(POCKET / "emergence.csv")
-    last = table.groupby("model").last()
-    assert last["parameters"].to_dict() == {name: load_model(name).num_parameters() for name in CAUSAL}
-    assert last.loc["pocket/gpt2-0.1m", "features_hit"] == 0
-    middle = table[table["model"] == "pocket/gpt2-1.7m"].set_index("step")
-    assert middle["features_hit"].iloc[0] == 0
-    assert middle["features_hit"].iloc[-1] > 0
-    assert middle["max"].iloc[-1] > 6 > middle["max"].iloc[0]
 
 
 # Models of other families: their losses by transformers alone, and what their cards say.
