@@ -22,6 +22,7 @@ from outliers.models.anatomy import projections
 from outliers.models.load import load_model
 from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.quantization.cache_formats import CacheFormat, Formats
+from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import SCHEMES, get_scheme
 from outliers.tracing.result import STREAM
 from outliers.variants.ablated import Ablated, Intervention
@@ -32,7 +33,7 @@ from outliers.variants.peer import Bitsandbytes
 from outliers.variants.term import WeightEntry
 from outliers.variants.unattended import Unattended
 from outliers.variants.weights import Scaled
-from tests.small_models import make_model, sample_blocks
+from tests.small_models import make_model
 from tests.tracing.test_tracing import hooks
 
 MODEL = "pocket/gpt2-0.1m"
@@ -117,6 +118,7 @@ WEIGHTS_OF = ["transformer.h.1.mlp.c_proj[2,60]", "transformer.h.0.attn.c_attn[:
 SCALED = [*(f"zero({name})" for name in WEIGHTS_OF), "+".join(f"scale({name},factor=-2)" for name in WEIGHTS_OF)]
 STREAMED = {  # variants by their writings
     "edges": ["zero(1,2@q)", "zero(1@layers.1:2.heads.1/up)", "zero(1@norm)", "zero(1@v)+absmax+zero(2@k)"],
+    "places": ["absmax+skip=ffn_in", "absmax+only=layers.1", "absmax+only=ffn_in+skip=layers.0"],
     "massive entries": ["massive(3@layers.0,value=7,above=0.5)", "massive(3@layers.1,value=0,above=0.1)"],
     "weights": SCALED,
     **{f"weights {after}": [one + after for one in SCALED] for after in ("+absmax", "+plant(3,factor=8)")},
@@ -359,28 +361,21 @@ def test_to_read_takes_no_torch():
 # Places
 
 
-def test_places_are_those_of_patterns(models):
-    """Bit for bit: of each role and layer alone, and of all but it, by the patterns of its modules."""
-    resident, streamed = models
-    blocks = sample_blocks(MODEL, 16, 1)
-    scheme, parts = SCHEMES["absmax"], list(projections(resident))
-    places = {role: {one.path for one in parts if one.role == role} for role in OF_EVERY_STACK}
-    places |= {"layers.1": {one.path for one in parts if one.layer == 1}}
-    places |= {"layers.0:2": {one.path for one in parts if one.layer < 2}}
-    every = {one.path for one in parts}
-    written, by_pattern = [], []
-    for place, inside in places.items():
-        if inside < every:
-            written += [Quantized(scheme, only=(place,)), Quantized(scheme, (place,))]
-            by_pattern += [Quantized(scheme, tuple(every - inside)), Quantized(scheme, tuple(inside))]
-    assert len(written) > 8
-    want = perplexities(resident, blocks, by_pattern)
-    assert perplexities(resident, blocks, written) == want
-    assert perplexities(streamed, blocks, written) == perplexities(streamed, blocks, by_pattern)
-    assert len(set(want)) > 8
-    both = Quantized(scheme, ("layers.0",), ("ffn_in", "ffn_out"))
-    some = tuple(one.path for one in parts if one.layer == 0 or one.role not in ("ffn_in", "ffn_out"))
-    assert perplexities(resident, blocks, [both]) == perplexities(resident, blocks, [Quantized(scheme, some)])
+@pytest.mark.parametrize(
+    ("places", "is_inside"),
+    [
+        ({"only": ("ffn_in",)}, lambda one: one.role == "ffn_in"),
+        ({"skip": ("attn_out",)}, lambda one: one.role != "attn_out"),
+        ({"only": ("layers.1",)}, lambda one: one.layer == 1),
+        ({"skip": ("layers.1:2",)}, lambda one: one.layer == 0),
+        ({"skip": ("layers.0",), "only": ("ffn_in", "ffn_out")}, lambda one: one.layer and one.role[:3] == "ffn"),
+    ],
+)
+def test_places_are_roles_and_layers(places, is_inside, models):
+    parts = list(projections(models[0]))
+    with Quantized(SCHEMES["absmax"], **places).on(models[0]) as changed:
+        found = {one.path for one in projections(changed) if isinstance(one.module, QuantizedLinear)}
+    assert found == {one.path for one in parts if is_inside(one)}
 
 
 @pytest.mark.parametrize(
