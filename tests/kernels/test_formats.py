@@ -1,4 +1,4 @@
-"""Number formats: value by value against ml_dtypes and torchao, their products against float64, and schemes of them."""
+"""Number formats: by definition, against ml_dtypes and torchao, their products, schemes of them, and ties in draws."""
 
 import itertools
 import json
@@ -14,9 +14,12 @@ from outlier_kernels import dispatch, reference
 from outlier_kernels.formats import E2M1, E2M3, E3M2, E4M3, E5M2, FORMATS, Quantizer, granularities
 from outlier_kernels.reference import Exact, Quantized
 from outlier_kernels.reference_formats import rounded
+from torch import nn
 
 from outliers import UserError, quantize
 from outliers.quantization.fields import row_fields
+from outliers.quantization.linear import QuantizedLinear
+from outliers.quantization.magnitudes import InputSummary
 from outliers.quantization.schemes import Scheme, get_scheme, is_builtin, parse_grouped
 from tests.fake import values_of, values_under
 from tests.kernels.test_kernels import of_finite_floats
@@ -146,18 +149,19 @@ def test_scales_end_where_their_own_formats_end():
     assert (found.codes[0, 0], found.codes[0, 16]) == (6.0, 3.0)
 
 
-INTEGERS = [one for one in QUANTIZERS if FORMATS[one.format].integers]
-
-
 def test_products_of_integers_are_those_of_what_their_codes_stand_for():
-    """With and without zero points, also where groups of both operands differ."""
-    own = [*INTEGERS, Quantizer("int4", "group-24"), Quantizer("int8", "group-32", False)]
-    x, weight = random_matrix(3, 6, 192, dtype=torch.float64), random_matrix(4, 5, 192, dtype=torch.float64)
-    coded = ([reference.quantize(matrix, one) for one in own] for matrix in (x, weight))
-    coded = ([(matrix, matrix.dequantize()) for matrix in of_operand] for of_operand in coded)
-    for (a, left), (b, right) in itertools.product(*coded):
-        want = left @ right.T
-        assert (reference.matmul(a, b) - want).abs().max() <= 1e-12 * want.abs().max()
+    """With zero points, which outgrow 8 bits far from 0, and their products int32; also where groups differ."""
+    whole = [
+        Quantizer("int8", granularity, symmetric) for granularity in ("tensor", "row") for symmetric in (True, False)
+    ]
+    groups = [("int4", "group-24"), ("int8", "group-32", False), ("int4", "group-64", False), ("mxint8", "block")]
+    quantizers = [*whole, *(Quantizer(*one) for one in groups)]
+    for offset in (0, 3, 1e4):
+        x, weight = (random_matrix(rows, rows, 192, dtype=torch.float64) + offset for rows in (6, 5))
+        for of_x, of_weight in itertools.product(quantizers, quantizers):
+            a, b = reference.quantize(x, of_x), reference.quantize(weight, of_weight)
+            want = a.dequantize() @ b.dequantize().T
+            assert (reference.matmul(a, b) - want).abs().max() <= 1e-12 * want.abs().max()
 
 
 def test_sums_of_groups_outgrow_float32():
@@ -308,3 +312,46 @@ def test_groups_that_do_not_divide_a_model():
     with pytest.raises(UserError, match="do not divide the 32 of 'transformer"):
         quantize(model, "w4-g128", skip=["transformer.h.0"])
     quantize(model, "w4-g128", skip=["*.attn", "*.c_fc"])
+
+
+# Draws
+
+BETWEEN = {  # by format: the largest of a group, and what then lies between two codes
+    **dict.fromkeys(("int4", "int4-e4m3", "int4-int8"), (7.0, 2.5)),
+    **dict.fromkeys(("mxfp4", "nvfp4"), (6.0, 2.5)),
+    **dict.fromkeys(("fp8-e4m3", "mxfp8-e4m3"), (448.0, 2.125)),
+    "int8": (127.0, 2.5),
+    "int6": (31.0, 2.5),
+    "fp8-e5m2": (57344.0, 2.25),
+    "int4-in-int8": (119.0, 8.5),
+}
+
+
+def with_tie(scheme: str) -> torch.Tensor:
+    """A weight with a single entry between two codes, at [1, 70], by the format's largest value in each row."""
+    most, tie = BETWEEN[get_scheme(scheme).weights.format]
+    weight = torch.full((4, 128), 1.0)
+    weight[:, ::32], weight[:, 1::32] = most, -most
+    weight[1, 70] = tie
+    return weight
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        *("absmax", "absmax-vector", "zeropoint", "llm.int8", "llm.int8-bnb", "w4a4", "w4a8-g64", "w4a4+gptq"),
+        *("mxfp4", "nvfp4", "mxfp8-e4m3", "qserve", "fireq", "comet", "flexq", "fp8-e5m2", "w4", "w6a6"),
+    ],
+)
+def test_a_tie_falls_either_way_and_nothing_else_moves(scheme):
+    projection, ones = nn.Linear(128, 4, bias=False), torch.ones(128)
+    projection.weight = nn.Parameter(with_tie(scheme))
+    layer = QuantizedLinear(projection, get_scheme(scheme), None, InputSummary(ones, ones, gram=torch.eye(128)))
+    plain, in_draws = layer.quantized_weight.dequantize(), []
+    for layer.draw in range(1, 13):
+        in_draws.append(layer.quantized_weight.dequantize())
+    moved = torch.stack([(values - plain).abs() > 1e-4 for values in in_draws])
+    assert moved.any(0).nonzero().tolist() == [[1, 70]]
+    assert 0 < int(moved[:, 1, 70].sum()) < 12
+    layer.draw = 0
+    assert torch.equal(layer.quantized_weight.dequantize(), plain)

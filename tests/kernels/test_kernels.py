@@ -42,27 +42,19 @@ def int8(symmetric: bool = True, per_row: bool = True) -> Quantizer:
     return Quantizer("int8", "row" if per_row else "tensor", symmetric)
 
 
-def numpy_quantize(group: np.ndarray, symmetric: bool):
-    """Codes, and the numbers they stand for, of one group."""
-    normal = np.finfo(group.dtype).tiny
+def numpy_quantize(matrix: np.ndarray, symmetric: bool, per_row: bool):
+    """Codes, and the numbers they stand for, of each row or of a matrix as one group."""
+    normal, axis = np.finfo(matrix.dtype).tiny, 1 if per_row else None
+    low, high = matrix.min(axis, keepdims=True), matrix.max(axis, keepdims=True)
     if symmetric:
-        largest = np.abs(group).max()
-        scale = 1.0 if largest == 0 else max(largest / 127, normal)
-        codes = np.rint(group / scale).clip(-127, 127)
+        largest = np.maximum(high, -low)
+        scale = np.where(largest == 0, 1, np.maximum(largest / 127, normal))
+        codes = np.rint(matrix / scale).clip(-127, 127)
         return codes, codes * scale
-    span = group.max() - group.min()
-    dynamic_range = 1.0 if span == 0 else min(254 / span, 1 / normal)
-    zero_point = -np.rint(dynamic_range * group.min()) - 127
-    codes = (np.rint(dynamic_range * group) + zero_point).clip(-127, 127)
+    dynamic_range = np.where(high == low, 1, np.minimum(254 / (high - low), 1 / normal))
+    zero_point = -np.rint(dynamic_range * low) - 127
+    codes = (np.rint(dynamic_range * matrix) + zero_point).clip(-127, 127)
     return codes, (codes - zero_point) / dynamic_range
-
-
-def numpy_quantize_matrix(matrix: np.ndarray, symmetric: bool, per_row: bool):
-    """The same for a matrix, row by row or as one group."""
-    if not per_row:
-        return numpy_quantize(matrix, symmetric)
-    parts = [numpy_quantize(row, symmetric) for row in matrix]
-    return np.stack([codes for codes, _ in parts]), np.stack([values for _, values in parts])
 
 
 @pytest.mark.parametrize("per_row", [True, False])
@@ -75,36 +67,17 @@ def numpy_quantize_matrix(matrix: np.ndarray, symmetric: bool, per_row: bool):
 @settings(deadline=None)
 def test_quantize_is_the_equation(symmetric, per_row, matrix):
     quantized = reference.quantize(torch.from_numpy(matrix), int8(symmetric, per_row))
-    with np.errstate(over="ignore"):
-        codes, values = numpy_quantize_matrix(matrix, symmetric, per_row)
+    with np.errstate(over="ignore", divide="ignore"):
+        codes, values = numpy_quantize(matrix, symmetric, per_row)
     np.testing.assert_array_equal(quantized.codes, codes)
     np.testing.assert_allclose(quantized.dequantize(), values, rtol=1e-12, atol=0)
 
 
-def test_scales_at_the_ends_of_float32():
-    """As the definitions have them."""
+def test_scales_are_normal_numbers_of_float32():
     small = torch.tensor([[0.0, 1e-37, -1e-37]])
     for symmetric in (True, False):
         assert reference.quantize(small, int8(symmetric)).scale.item() == NORMAL
     assert reference.quantize(small, int8()).codes.tolist() == [[0, 9, -9]]
-    ends = torch.tensor([[-LARGEST, 0.0, LARGEST]])
-    for symmetric in (True, False):
-        values = reference.quantize(ends, int8(symmetric)).dequantize()
-        torch.testing.assert_close(values, ends, rtol=1e-6, atol=0)
-
-
-@given(st.data(), st.booleans(), st.booleans())
-@settings(deadline=None)
-def test_products_of_finite_numbers_are_finite(data, symmetric, other_symmetric):
-    """Where the sum, times one scale, and times both, are numbers of float32; and nowhere NaN."""
-    a, b = (reference.quantize(data.draw(of_finite_floats(3, 5)), int8(kind)) for kind in (symmetric, other_symmetric))
-    codes = [one.codes.double() - (0 if one.zero_point is None else one.zero_point.double()) for one in (a, b)]
-    sums = codes[0] @ codes[1].T
-    scaled = sums * a.scale.double()
-    largest = torch.stack([sums, scaled, scaled * b.scale.double().T]).abs().amax(0)
-    found = reference.matmul(a, b)
-    assert not found.isnan().any()
-    assert found[largest < 0.999 * LARGEST].isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -134,17 +107,6 @@ def test_int8_matmul_refuses_sums_that_could_overflow():
     wide = torch.zeros(1, reference.LARGEST_K + 1, dtype=torch.int8)
     with pytest.raises(ValueError, match="overflow"):
         reference.int8_matmul(wide, wide)
-
-
-@pairwise("per_row offset symmetric", [(True, True), (True, False), (False, False)], [0, 3, 1e4], [True, False])
-def test_matmul_is_the_product_of_what_the_codes_stand_for(symmetric, per_row, offset):
-    """With an offset far from 0 the zero points outgrow 8 bits, and their products int32."""
-    generator = torch.Generator().manual_seed(0)
-    a = torch.randn(13, 50, generator=generator, dtype=torch.float64) + offset
-    b = torch.randn(11, 50, generator=generator, dtype=torch.float64) + offset
-    a, b = (reference.quantize(matrix, int8(symmetric, rows)) for matrix, rows in zip((a, b), per_row, strict=True))
-    want = a.dequantize() @ b.dequantize().T
-    torch.testing.assert_close(reference.matmul(a, b), want, rtol=1e-10, atol=1e-8)
 
 
 def test_outlier_columns_include_the_threshold():
@@ -220,19 +182,6 @@ def test_a_layer_in_one_pass(threads, shape, dtype, outliers, granularity, bias)
             assert torch.equal(found, expected)
     finally:
         torch.set_num_threads(before)
-
-
-@needs_int8_units
-def test_a_layer_in_one_pass_hides_no_nan():
-    x, weight, bias = small_layer(3, 70, 9)
-    x[0, 3], x[1, 4], x[1, 5], x[2, 6] = torch.nan, torch.inf, 9.0, 8.0
-    weight = packed.pack(reference.quantize(weight, int8()))
-    for tokens in (x, x[:1], x[1:2], x[1:]):
-        for granularity in ("row", "tensor"):
-            given = bias, Quantizer("int8", granularity), 6.0
-            found, expected = (packed.linear(tokens, one, *given) for one in (weight, weight._replace(address=0)))
-            assert torch.equal(found.isnan(), expected.isnan())
-            assert torch.equal(found.nan_to_num(), expected.nan_to_num())
 
 
 def test_what_the_int8_units_cannot_multiply():

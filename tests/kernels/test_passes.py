@@ -12,7 +12,7 @@ from outlier_kernels.formats import ROWS, Quantizer
 from outlier_kernels.reference import Exact, Quantized
 
 from tests.conftest import pairwise
-from tests.kernels.test_kernels import LARGEST, TINY, of_finite_floats
+from tests.kernels.test_kernels import TINY, of_finite_floats
 from tests.small_models import needs_int8_units
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -34,7 +34,7 @@ LAYOUTS = {
 
 
 @st.composite
-def matrices(draw, rows: int, features: int, dtypes=DTYPES) -> torch.Tensor:
+def of_units(draw, rows: int, features: int) -> torch.Tensor:
     """Whole and half numbers of some unit around an offset, row by row, among them what is hostile."""
     whole = draw(arrays(np.float64, (rows, features), elements=st.integers(-260, 260).map(lambda number: number / 2)))
     unit, offset = (
@@ -53,7 +53,12 @@ def matrices(draw, rows: int, features: int, dtypes=DTYPES) -> torch.Tensor:
     ).items():
         matrix[draw(st.integers(0, rows - 1)), feature] = value
     layout = LAYOUTS[draw(st.sampled_from(list(LAYOUTS)))]
-    return layout(torch.from_numpy(matrix).to(draw(st.sampled_from(dtypes))))
+    return layout(torch.from_numpy(matrix).to(draw(st.sampled_from(DTYPES))))
+
+
+def matrices(rows: int, features: int):
+    """As they are in models and next to what could go wrong, and over all of float32."""
+    return of_units(rows, features) | of_finite_floats(rows, features)
 
 
 def quantizers(operand: str):
@@ -74,17 +79,6 @@ def numbers(outputs: torch.Tensor) -> torch.Tensor:
     return outputs.masked_fill(~outputs.isfinite(), torch.nan)
 
 
-@given(st.data(), SIDES, SIDES, THRESHOLDS)
-@settings(deadline=None, max_examples=100)
-def test_extremes_and_outlier_features(data, rows, features, threshold):
-    x = data.draw(matrices(rows, features))
-    for found, expected in zip(codes.extremes(codes.as_rows(x)), (x.float().amin(0), x.float().amax(0)), strict=True):
-        assert_same(found, expected)
-    none = torch.zeros(features, dtype=torch.bool)
-    expected = none if threshold is None else reference.outlier_columns(x.float(), threshold)
-    assert codes.outlier_features(codes.as_rows(x), threshold).tolist() == expected.nonzero()[:, 0].tolist()
-
-
 def assert_same_codes(found: Quantized, expected: Quantized) -> None:
     """The same scales, and where they are numbers, the same codes, zero points and sums of codes.
 
@@ -101,7 +95,7 @@ def assert_same_codes(found: Quantized, expected: Quantized) -> None:
 
 
 @given(st.data(), SIDES, SIDES, quantizers("row"), st.sampled_from([torch.int8, torch.uint8]))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=150)
 def test_quantize(data, rows, features, quantizer, dtype):
     x = data.draw(matrices(rows, features))
     outliers = torch.tensor(data.draw(st.lists(st.booleans(), min_size=features, max_size=features)))
@@ -119,39 +113,8 @@ def test_quantize(data, rows, features, quantizer, dtype):
     assert_same_codes(found, expected._replace(codes=whole))
 
 
-LARGE = torch.arange(1000)
-# Rows of all small ranges, whose scales would have one digit or a few, and quotients by them be up to 190.
-SMALL = torch.stack([LARGE, -LARGE // 2, torch.ones_like(LARGE), 1 - LARGE], 1) * torch.tensor(TINY)
-BEYOND = torch.tensor([[-3.4e38, 3.4e38, 0.0, 1e38], [LARGEST, -LARGEST, LARGEST / 3, TINY]])
-
-
-@pytest.mark.parametrize("x", [SMALL, BEYOND], ids=["subnormal", "ranges beyond float32"])
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_quantize_at_the_ends_of_float32(symmetric, x):
-    quantizer = Quantizer("int8", "row", symmetric)
-    assert_same_codes(codes.quantize(x, quantizer), reference.quantize(x, quantizer))
-
-
-@given(st.data(), SIDES, SIDES, quantizers("row"), quantizers("column"), st.booleans(), THRESHOLDS)
-@settings(deadline=None, max_examples=100)
-def test_all_finite_numbers(data, rows, features, activations, weights, transposed, threshold):
-    """Every group has a finite scale, and is the reference's bit for bit, as are outputs, also those beyond float32."""
-    x, exact = data.draw(of_finite_floats(rows, features)), data.draw(of_finite_floats(3, features))
-    none, room = torch.empty(0, dtype=torch.int64), torch.empty(x.shape, dtype=torch.int8)
-    found, expected = codes.quantize_without(x, activations, none, room), reference.quantize(x, activations)
-    assert expected.dequantize().isfinite().all()
-    assert found.scale.isfinite().all()
-    assert_same_codes(found, expected)
-    exact = LAYOUTS["transposed" if transposed else "contiguous"](exact)
-    weight = reference.quantize(exact, weights)
-    assert_same_codes(codes.quantize(exact, weights), weight)
-    for of_exact in (None, Exact(exact, weights)):
-        given = x, weight, None, activations, threshold, of_exact
-        assert_same(numbers(plain.linear(*given)), numbers(reference.linear(*given)))
-
-
 @given(st.data(), SIDES, SIDES, SIDES, quantizers("row"), quantizers("column"), THRESHOLDS)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=200)
 def test_linear(data, tokens, features, outputs, activations, weights, threshold):
     x, exact = data.draw(matrices(tokens, features)), data.draw(matrices(outputs, features))
     bias = data.draw(st.none() | matrices(1, outputs).map(lambda row: row[0].resolve_neg()))
@@ -165,7 +128,7 @@ def test_linear(data, tokens, features, outputs, activations, weights, threshold
 
 def ordinary(rows: int, features: int):
     """Finite matrices whose groups have no scale that is too large or too small to be multiplied in another order."""
-    return matrices(rows, features).map(lambda matrix: matrix.nan_to_num(1.0, 1.0, 1.0).clamp(-1e4, 1e4))
+    return of_units(rows, features).map(lambda matrix: matrix.nan_to_num(1.0, 1.0, 1.0).clamp(-1e4, 1e4))
 
 
 @needs_int8_units
@@ -173,7 +136,7 @@ def ordinary(rows: int, features: int):
 @settings(deadline=None, max_examples=100)
 def test_packed_weights(data, tokens, features, outputs, granularity, threshold):
     """Scaled in another order than the reference does it, so equal within the rounding of the parts of each output."""
-    x, exact = data.draw(matrices(tokens, features)), data.draw(ordinary(outputs, features))
+    x, exact = data.draw(of_units(tokens, features)), data.draw(ordinary(outputs, features))
     assume(not (x.isfinite() & (x.abs() > 1e30)).any())  # which overflow in one order and not in the other
     bias = data.draw(st.none() | ordinary(1, outputs).map(lambda row: row[0].resolve_neg()))
     weight = reference.quantize(exact, Quantizer("int8", "column"))
@@ -295,14 +258,9 @@ def test_no_tokens_and_no_inliers(threshold, symmetric):
         assert result.shape == (0, 5)
 
 
-def test_what_the_passes_do_not_serve():
-    """Outputs that they cannot write, and weights whose format does not say what leaving features out does to them."""
-    weights = Quantizer("int8", "column")
+def test_a_weight_whose_format_does_not_say_what_leaving_features_out_does_to_it():
     exact = torch.randn(5, 6)
-    weight = reference.quantize(exact, weights)
-    for dtype in (torch.float64, torch.float8_e4m3fn):
-        assert not plain.serves(weight, weights, dtype)
-        assert dispatch.linear(torch.ones(2, 6).to(dtype), weight).dtype == dtype
+    weight = reference.quantize(exact, Quantizer("int8", "column"))
     x = torch.tensor([[1.0, -2.0, 9.0, 0.5, 0.25, -0.75]])
     given = x, weight, None, Quantizer("int8", "row"), 6.0, Exact(exact, None)
     assert_same(plain.linear(*given), reference.linear(*given))
