@@ -16,13 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
-import outliers
 from outliers.criterion import OF_EVERY_STACK, PAPER
 from outliers.errors import UserError
 from outliers.models.anatomy import decoder_layers, layers_of, projections, state_readers
 from outliers.models.hooks import attention_hooks
 from outliers.models.load import load_model, load_tokenizer
-from outliers.models.stream import stream_model
 from outliers.show.words import ranges
 from outliers.text.blocks import load_text
 from outliers.text.tokens import named_tokens
@@ -33,11 +31,10 @@ from outliers.tracing.result import Trace
 from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
-from outliers.variants.quantized import Quantized
 from outliers.variants.written import variant
 from outliers.views.trace import trace_findings
 from tests.conftest import C4, CONFIGS, STORIES, WINDOWS, few_kinds, needs_shared, slow_but
-from tests.small_models import inputs_of, make_model, make_tokenizer
+from tests.small_models import inputs_of, make_model, make_tokenizer, padded
 
 ALPHA = 1.5
 
@@ -170,8 +167,8 @@ def with_window(case: str):
 
 
 @pytest.mark.parametrize("case", slow_but(WINDOWED, ["mistral", "gemma3", "gpt_neo"]))
-def test_sinks_are_means_over_the_queries_that_see_a_key(case, tmp_path):
-    """Of transformers' own probabilities in float64, in memory, streamed, and with attention in int8."""
+def test_sinks_are_means_over_the_queries_that_see_a_key(case):
+    """Of transformers' own probabilities in float64."""
     model = with_window(case)
     blocks = torch.randint(100, (4, 64), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -184,11 +181,9 @@ def test_sinks_are_means_over_the_queries_that_see_a_key(case, tmp_path):
     assert 0.1 < want[:, 0].sum() / (2 * 4 * 4) < 0.9
     windowed = [layer for layer, window in enumerate(WINDOWED[case]) if window]
     assert not (attended.mean(3) > 0.3)[windowed].any(), "nothing is seen of it in a mean over all later queries"
-    model.save_pretrained(tmp_path)
-    for found in (trace(model, blocks), trace(stream_model(str(tmp_path)), blocks)):
-        assert torch.equal(found.statistics["attention.sinks"], want)
-        shares = want.sum(0).double() / (2 * 4 * 4)
-        assert np.array_equal(found.attention_sinks()["share"], shares)
+    found = trace(model, blocks)
+    assert torch.equal(found.statistics["attention.sinks"], want)
+    assert np.array_equal(found.attention_sinks()["share"], want.sum(0).double() / (2 * 4 * 4))
 
 
 def test_positions_of_sinks_begin_behind_a_prefix(blocks):
@@ -269,23 +264,18 @@ def test_an_entry_of_just_alpha_is_a_hit(gpt2, role):
         assert one_sided.tolist() == (signs.sum(0) == 1).tolist()
 
 
-@pytest.mark.parametrize("case", ["mixtral", "qwen3-moe", "qwen3-moe-dense-first", "gpt-oss"])
-def test_shares_of_experts_are_those_of_the_router(case, blocks, tmp_path):
-    """Which experts transformers' own router logits choose, of two parts of a text that are merged and saved."""
+@pytest.mark.parametrize("case", ["mixtral", "qwen3-moe-dense-first", "gpt-oss"])
+def test_shares_of_experts_are_those_of_the_router(case, blocks):
+    """Which experts transformers' own router logits choose."""
     model = make_model(case)
     with torch.no_grad():
         logits = model(blocks, output_router_logits=True).router_logits
-    expected = {layer: of.topk(2).indices.flatten().bincount(minlength=4) / len(of) for layer, of in enumerate(logits)}
-    if case in ("qwen3-moe", "gpt-oss"):  # streamed
-        model.save_pretrained(tmp_path / "model")
-        model = stream_model(str(tmp_path / "model"), memory=0)
-    parts = [trace(model, part, "attn_in", attention=False) for part in (blocks[:1], blocks[1:])]
-    parts[0].merge(parts[1]).save(tmp_path / "trace")
-    shares = Trace.load(tmp_path / "trace").expert_shares()
-    first = 2 - len(expected)  # layer with experts
-    found = {layer - first: torch.tensor(of["share"].tolist()) for layer, of in shares.groupby("layer")}
-    assert found.keys() == expected.keys()
-    assert all(torch.allclose(found[layer].float(), share) for layer, share in expected.items())
+    first = 2 - len(logits)  # layer with experts
+    shares = trace(model, blocks, attention=False).expert_shares()
+    expected = {layer: of.topk(2).indices.flatten().bincount(minlength=4) for layer, of in enumerate(logits, first)}
+    for layer, found in shares.groupby("layer"):
+        assert found["share"].tolist() == pytest.approx((expected.pop(layer) / blocks.numel()).tolist())
+    assert not expected
 
 
 def test_experts_that_no_token_chose_are_said():
@@ -300,19 +290,13 @@ def test_experts_that_no_token_chose_are_said():
 
 def test_layers_that_lack_a_role(blocks):
     """As where a mixture of experts, which is no projection of all tokens, stands in some layers."""
-    model, seen = make_model("qwen3-moe-dense-first"), {}
+    model = make_model("qwen3-moe-dense-first")
     found = trace(model, blocks, alpha=0.5, attention=False)
-    with outliers.hooks(model, lambda layer, role, x: seen.setdefault((layer, role), []).append(x.abs())):
-        for block in blocks:
-            model(block[None])
-    assert {layer for layer, role in seen if role == "ffn_out"} == {0}
-    largest = {state: torch.cat(of).amax().item() for state, of in seen.items() if "expert" not in state[1]}
-    for table, column in ((found.hidden_states(), "infinity_norm"), (found.largest_values("layer"), "max")):
-        assert table.set_index(["layer", "role"])[column].to_dict() == pytest.approx(largest)
-    units = torch.cat(seen[0, "ffn_out"])
+    units = recorded(model, blocks)["ffn_out", 0].flatten(0, 1).abs()
     of_units = found.features("ffn_out").set_index("feature").sort_index()
     assert of_units["positions_mean"].tolist() == pytest.approx((units >= 0.5).double().mean(0).tolist())
     assert set(found.features("ffn_out", by="layer")["layer"]) == {0}
+    assert found.largest_values("layer").query("role == 'ffn_out'")["layer"].tolist() == [0]
     with pytest.raises(UserError, match="no layer of this model has ffn_mid; trace other roles"):
         trace(model, blocks, "ffn_mid")
 
@@ -355,13 +339,12 @@ def test_keys_that_queries_see_where_a_function_of_attention_masks_by_itself():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", ["gpt2", "llama"])
-def test_residual_stream_of_all_layers(case):
+def test_residual_stream_of_all_layers():
     """In float64 numpy, from the states that transformers returns, and from a hook before the final norm."""
-    kind, fields = CONFIGS[case]
-    layers = {"n_layer": 4} if case == "gpt2" else {"num_hidden_layers": 4}
+    kind, fields = CONFIGS["gpt2"]
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=100, **fields | layers)).eval()
+    config = AutoConfig.for_model(kind, vocab_size=100, **fields | {"n_layer": 4})
+    model = AutoModelForCausalLM.from_config(config).eval()
     blocks = torch.randint(33, (3, 24), generator=torch.Generator().manual_seed(1)) + 33 * torch.arange(3)[:, None]
     embeddings = model.get_input_embeddings().weight
     embeddings[33:66] *= 20  # of the second block
@@ -370,15 +353,10 @@ def test_residual_stream_of_all_layers(case):
     large[1, 7] = 5, 180  # more than 100, but not 1000 times the median
     for place, (feature, value) in large.items():
         embeddings[blocks[place], feature] = value
-    late = decoder_layers(model)[2].mlp
-    (late.c_proj.weight.T if case == "gpt2" else late.down_proj.weight)[11] *= 1e6  # massive in the last two layers
-    last = []
-    handle = decoder_layers(model)[3].register_forward_hook(
-        lambda *args: last.append(args[2][0] if isinstance(args[2], tuple) else args[2])
-    )
-    hidden = model(blocks, output_hidden_states=True, use_cache=False).hidden_states
-    handle.remove()
-    states = torch.stack([*hidden[1:4], last[0].view(3, 24, 32)]).double().numpy()  # (layers, sequences, T, features)
+    decoder_layers(model)[2].mlp.c_proj.weight.T[11] *= 1e6  # massive in the last two layers
+    with inputs_of({"last": model.transformer.ln_f}) as last:
+        hidden = model(blocks, output_hidden_states=True, use_cache=False).hidden_states
+    states = torch.stack([*hidden[1:4], *last["last"]]).double().numpy()  # (layers, sequences, T, features)
     found = trace(model, blocks, attention=False).statistics
 
     magnitude = np.abs(states)
@@ -452,54 +430,6 @@ def test_traces_of_different_things_are_not_merged(gpt2):
             said.merge(replace(two, labels=labels | {what: "other"}))
 
 
-def test_save_and_load(gpt2, tmp_path):
-    found = trace(*gpt2[:2], alpha=ALPHA)
-    found.labels["model"] = "small"
-    found.save(tmp_path / "found")
-    assert {path.name for path in tmp_path.iterdir()} == {"found.safetensors"}
-    written = (tmp_path / "found.safetensors").read_bytes()
-    earlier = written.replace(rb"\"labels\":", rb"\"about\": ")  # as version 0.2.0 called them
-    (tmp_path / "earlier.safetensors").write_bytes(earlier)
-    assert earlier != written and Trace.load(tmp_path / "earlier").labels == {"model": "small"}
-    loaded = Trace.load(tmp_path / "found")
-    assert loaded.statistics.keys() == found.statistics.keys()
-    assert all(torch.equal(loaded.statistics[name], value) for name, value in found.statistics.items())
-    assert {**vars(loaded), "statistics": 0} == {**vars(found), "statistics": 0}
-    assert loaded.outlier_features().equals(found.outlier_features())
-    assert loaded.features("ffn_out").equals(found.features("ffn_out"))
-    assert loaded.largest_values("layer").equals(found.largest_values("layer"))
-
-    kept = {name: value for name, value in found.statistics.items() if not name.endswith("in.largest")}
-    replace(found, statistics=kept, roles=("attn_in", "ffn_in")).save(tmp_path / "old")
-    with pytest.raises(UserError, match=r"of an earlier version, without attn_in\.largest; trace again"):
-        Trace.load(tmp_path / "old")
-
-    with pytest.raises(UserError, match="cannot read a trace"):
-        Trace.load(tmp_path / "nothing")
-    with pytest.raises(UserError, match="cannot write to"):
-        found.save(tmp_path / "no" / "folder")
-
-
-def test_hooks_come_off_after_an_error():
-    model, blocks = make_model("opt"), torch.randint(100, (1, 24))
-    before = model(blocks).logits
-    weight = model.model.decoder.layers[1].fc2.weight
-
-    def fail(*_):
-        raise RuntimeError("in the forward pass")
-
-    for module in (model.model.decoder.layers[0].fc1, model.model.decoder.layers[1].self_attn.k_proj):
-        handle = module.register_forward_hook(fail)
-        with pytest.raises(RuntimeError, match="in the forward pass"):
-            trace(model, blocks)
-        handle.remove()
-        assert hooks(model) == 0
-    assert weight is model.model.decoder.layers[1].fc2.weight
-    assert model.config._attn_implementation == "sdpa"
-    assert torch.equal(model(blocks).logits, before)
-
-
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -509,13 +439,15 @@ def test_hooks_come_off_after_an_error():
         ("mlp.c_proj.bias", "layer 1, role residual, feature 9"),
     ],
 )
-def test_not_finite(name, message, bad):
+def test_not_finite(name, message):
+    """The place is named, and the model is left without hooks and attends as before."""
     model, blocks = make_model("gpt2"), torch.randint(100, (2, 24))
     with torch.no_grad():
-        model.transformer.h[1].get_parameter(name)[9] = bad
+        model.transformer.h[1].get_parameter(name)[9] = torch.nan
     with pytest.raises(UserError, match=f"NaN or inf in the hidden states of {message}; expected finite numbers"):
         trace(model, blocks)
     assert hooks(model) == 0
+    assert model.config._attn_implementation == "sdpa"
 
 
 def test_mistakes(gpt2):
@@ -667,22 +599,6 @@ def test_merge_of_sequences_of_several_lengths(with_tokens, order, cuts):
             assert torch.equal(merged.statistics[name], value), name
 
 
-def test_ties_of_places(with_tokens):
-    """In the order of positions, then of the ids around them, whatever came first."""
-    model, *_ = with_tokens
-    one, other = torch.tensor([5, 5, 5, 5, 9]), torch.tensor([5, 5, 5, 5, 3])
-    both = [trace(model, pair, tokens=make_tokenizer()) for pair in ([one, other], [other, one])]
-    for name in both[0].statistics:
-        assert torch.equal(both[0].statistics[name], both[1].statistics[name]), name
-    strongest = both[0].tokens(2, "position")
-    strongest = strongest[strongest["extreme"] == "strongest"]
-    assert len(strongest) == 8
-    for position in (1, 2, 3):
-        tied = strongest[strongest["position"] == position]
-        assert tied["magnitude"].nunique() == 1
-        assert [context[-1] for context in tied["context"]] == ["n", "é"], "the smaller id first"
-
-
 def test_tokens_of_a_trace_cost_nothing_elsewhere(with_tokens):
     model, rows, _, found = with_tokens
     plain = trace(model, rows, alpha=ALPHA)
@@ -707,14 +623,33 @@ def test_tokens_of_a_trace_cost_nothing_elsewhere(with_tokens):
     assert trace(model, rows, "attn_out", tokens=make_tokenizer()).tokens(1).equals(found.tokens(1, role="residual"))
 
 
-def test_save_and_load_tokens(with_tokens, tmp_path):
+def test_save_and_load(with_tokens, tmp_path):
     *_, found = with_tokens
+    found = replace(found, labels={"model": "small"})
     found.save(tmp_path / "found")
     loaded = Trace.load(tmp_path / "found")
-    assert loaded.names == found.names
-    for by in ("token", "type", "position"):
-        assert loaded.tokens(5, by, "residual").equals(found.tokens(5, by, "residual"))
-    assert loaded.merge(found).tokens(5)["mean"].tolist() == pytest.approx(found.tokens(5)["mean"].tolist())
+    assert loaded.statistics.keys() == found.statistics.keys()
+    assert all(torch.equal(loaded.statistics[name], value) for name, value in found.statistics.items())
+    assert {**vars(loaded), "statistics": 0} == {**vars(found), "statistics": 0}
+    with pytest.raises(UserError, match="cannot write to"):
+        found.save(tmp_path / "no" / "folder")
+
+
+def test_traces_of_earlier_versions(gpt2, tmp_path):
+    found = replace(gpt2[3], labels={"model": "small"})
+    found.save(tmp_path / "found")
+    written = (tmp_path / "found.safetensors").read_bytes()
+    earlier = written.replace(rb"\"labels\":", rb"\"about\": ")  # as version 0.2.0 called them
+    (tmp_path / "earlier.safetensors").write_bytes(earlier)
+    assert earlier != written and Trace.load(tmp_path / "earlier").labels == {"model": "small"}
+    kept = {name: value for name, value in found.statistics.items() if not name.endswith("in.largest")}
+    replace(found, statistics=kept, roles=("attn_in", "ffn_in")).save(tmp_path / "old")
+    with pytest.raises(UserError, match=r"of an earlier version, without attn_in\.largest; trace again"):
+        Trace.load(tmp_path / "old")
+
+
+def test_tokens_that_cannot_be_are_not_read(with_tokens, tmp_path):
+    *_, found = with_tokens
 
     def broken(name: str, change) -> dict:
         tensor = found.statistics[name].clone()
@@ -753,22 +688,19 @@ def test_a_trace_of_the_first_version_loads(tmp_path):
     assert new.hidden_states().equals(old.hidden_states())
 
 
-def padded(rows) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sequences in one batch, padded at the left and at the right in turns, and its mask."""
-    longest = max(map(len, rows))
-    ids, mask = torch.zeros(2, len(rows), longest, dtype=torch.int64)
-    for number, row in enumerate(rows):
-        part = slice(longest - len(row), None) if number % 2 else slice(len(row))
-        ids[number, part], mask[number, part] = row, 1
-    return ids, mask
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_padded_batch_is_its_sequences(gpt2, blocks, side):
+    sequences, ids, mask = padded(blocks, side)
+    found = trace(gpt2[0], ids, tokens=make_tokenizer(), attention_mask=mask)
+    expected = trace(gpt2[0], sequences, tokens=make_tokenizer())
+    assert all(torch.equal(value, expected.statistics[name]) for name, value in found.statistics.items())
+    with pytest.raises(UserError, match="masks tokens between others"):
+        trace(gpt2[0], ids, attention_mask=mask.index_fill(1, torch.tensor([1]), 0))
 
 
-def test_a_padded_batch_is_its_sequences(with_tokens):
-    model, rows, alone, whole = with_tokens
-    ids, mask = padded(rows)
-    found = trace(model, ids, alpha=ALPHA, tokens=make_tokenizer(), attention_mask=mask)
-    assert all(torch.equal(value, whole.statistics[name]) for name, value in found.statistics.items())
-    assert found.features().equals(whole.features())
+def test_means_over_sequences_of_several_lengths(with_tokens):
+    """Are those over their tokens; of sinks over the sequences that reach a position."""
+    _, rows, alone, found = with_tokens
     lengths = torch.tensor([len(row) for row in rows])
     reached = (torch.arange(24) < lengths[:, None]).sum(0)
     assert torch.equal(found.statistics["text.sequences"], reached)
@@ -781,8 +713,6 @@ def test_a_padded_batch_is_its_sequences(with_tokens):
     assert np.allclose(found.hidden_states()[["kurtosis_token", "kurtosis_token_rest"]], want)
     sinks = sum(one.attention_sinks()["share"].reindex(range(24), fill_value=0) for one in alone) / reached.numpy()
     assert np.allclose(found.attention_sinks()["share"], sinks)
-    with pytest.raises(UserError, match="masks tokens between others"):
-        trace(model, ids, attention_mask=mask.index_fill(1, torch.tensor([1]), 0))
 
 
 # What is printed, and what is compared
@@ -830,7 +760,7 @@ def test_tables_print_all_columns(with_tokens, monkeypatch, columns):
 
 
 def test_compare(gpt2, blocks):
-    """Of a model and itself with a feature planted, and under a scheme."""
+    """Of a model and itself with a feature planted."""
     model, (kind, fields) = make_model("gpt2"), CONFIGS["gpt2"]
     wider = AutoConfig.for_model(kind, vocab_size=100, **fields | {"n_embd": 48})
     one = trace(plant(make_model("gpt2"), [5], 30), blocks)
@@ -846,18 +776,11 @@ def test_compare(gpt2, blocks):
         assert row["layers_change"] == b["layers"] - a["layers"]
         assert row["positions_change"] == b["positions"] - a["positions"]
         assert row["max_ratio"] == pytest.approx(b["max"] / a["max"])
-    back = compare(other, one)
-    assert back["feature"].tolist() == [20, 5]
-    assert back["positions_change"].tolist() == (-both["positions_change"]).tolist()
     strong = plant(make_model("gpt2"), [5, 20], 2**14)  # at all positions, so that the fractions cannot change
     strong, stronger = (trace(model, blocks) for model in (strong, plant(strong, [20], 4)))
     for pair in ((strong, stronger), (stronger, strong)):
         assert compare(*pair)["feature"].tolist() == [20, 5], "then the larger ratio, up or down"
     assert compare(trace(model, blocks, alpha=1e6), trace(model, blocks, alpha=1e6)).empty
-    same = compare(one, one)
-    assert (same["max_ratio"] == 1).all()
-    quantized = compare(one, trace(plant(model, [5], 30), blocks, variant=Quantized("absmax")))
-    assert quantized["feature"].tolist() == [5]
     for message, different in {
         "features are 32 and 48": trace(AutoModelForCausalLM.from_config(wider), blocks),
         "alpha are 6.0 and 3.0": trace(model, blocks, alpha=3),
