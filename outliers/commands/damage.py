@@ -281,8 +281,6 @@ def damage(
     else:
         check_calibrated(get_scheme(scheme), calibration)
         variant = Quantized(get_scheme(scheme), tuple(skip), calibration=calibration)
-    if not blocks:
-        raise UserError("no blocks to evaluate; expected at least one")
     subject = Given(model, blocks)
     cells = _cells(subject, [variant], by, draws, chosen)
     cells += _by_stack(subject, [variant], by, draws, chosen)

@@ -6,6 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.config.experiment import Experiment
+from outliers.errors import UserError
 from outliers.models.stream import is_streamed, separate_layers
 from outliers.subjects.cell import Cell, Subject
 from outliers.subjects.model_cache import ModelCache
@@ -17,6 +18,8 @@ class Given(Subject):
     revision, takes_variants = None, True
 
     def __init__(self, model: PreTrainedModel, blocks: Sequence[torch.Tensor]):
+        if not len(blocks):
+            raise UserError("no blocks to evaluate; expected at least one")
         self.loaded, self.blocks, self.config = separate_layers(model), blocks, model.config
         self.model = self.name = model.config.name_or_path or type(model).__name__
         dtype = str(model.dtype).removeprefix("torch.")

@@ -118,15 +118,15 @@ def _plot(axes: Axes, means: list[dict], style: dict, shift: float) -> None:
     )
 
 
-CAPTION = (
-    "Mean zero-shot accuracy by model size; bars: one standard error. Hollow markers: outlier features in 16 bits."
-)
-
-
 def zeroshot_section(rows: list[dict], _context: Context | None = None) -> Section:
-    table, drawing = accuracy_table(rows), Drawing.of("accuracy", CAPTION, accuracy_by_size(rows))
-    findings = zeroshot_findings(mean_accuracy(rows), mean_chance(rows))
-    return Section("Zero-shot accuracy", rows, [table], [drawing], findings=findings)
+    means, caption = mean_accuracy(rows), "Mean zero-shot accuracy by model size."
+    if any(mean["alpha"] is not None for mean in means):
+        caption += " Hollow markers: outlier features in 16 bits."
+    if any(mean["standard_error"] is not None for mean in means):
+        caption += " Bars: one standard error."
+    drawing = Drawing.of("accuracy", caption, accuracy_by_size(rows))
+    findings = zeroshot_findings(means, mean_chance(rows))
+    return Section("Zero-shot accuracy", rows, [accuracy_table(rows)], [drawing], findings=findings)
 
 
 def accuracies(rows: list[dict], values: str = "value") -> pd.DataFrame:

@@ -56,6 +56,7 @@ OTHERS = [  # function, its arguments, and what is said
     ("readers", {"controls": 1}, "1 controls; expected at least 2 random features, 10000 at most"),
     ("readers", {"controls": 40}, "leave 31 others that are not outliers, too few to draw 40 random ones"),
     ("readers", {"seed": -1}, "seed is -1; expected"),
+    ("super_weights", {"blocks": []}, "no blocks to evaluate"),
     ("super_weights", {"controls": 0}, "field 'controls': .*, got 0$"),
     ("super_weights", {"controls": "many"}, "field 'controls': .*, got 'many'$"),
     ("damage", {"scheme": "fp32"}, "scheme 'fp32' quantizes nothing"),
