@@ -245,19 +245,6 @@ def test_outputs_between_two_numbers_of_bfloat16_become_the_even_one():
     assert plain.linear(x, weight).tolist() == [[256], [260]]
 
 
-@pytest.mark.parametrize("threshold", [None, 1e-3])
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_no_tokens_and_no_inliers(threshold, symmetric):
-    exact, weights = torch.randn(5, 6), Quantizer("int8", "column", symmetric)
-    weight = reference.quantize(exact, weights)
-    given = torch.ones(1, 6), weight, None, Quantizer("int8", "row", symmetric), threshold
-    for of_exact in (None, Exact(exact, weights)):
-        assert_same(plain.linear(*given, of_exact), reference.linear(*given, of_exact))
-    for prepared in (weight, dispatch.prepare(weight)):
-        result = dispatch.linear(torch.ones(0, 6), prepared, None, Quantizer("int8", "row", symmetric), threshold)
-        assert result.shape == (0, 5)
-
-
 def test_a_weight_whose_format_does_not_say_what_leaving_features_out_does_to_it():
     exact = torch.randn(5, 6)
     weight = reference.quantize(exact, Quantizer("int8", "column"))

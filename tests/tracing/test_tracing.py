@@ -125,10 +125,6 @@ def test_every_architecture_against_transformers(case, blocks):
     first = out.hidden_states[1].abs()  # after the first layer; the last one is after the final norm
     massive = found.massive_activations().loc[0]
     assert massive["max"] == pytest.approx(first.amax((1, 2)).mean().item(), rel=1e-4)
-    medians = first.flatten(1).median(1).values
-    assert massive["ratio"] == pytest.approx((first.amax((1, 2)) / medians).mean().item(), rel=1e-3)
-    where = (massive["position"], massive["feature"])
-    assert first[:, *map(int, where)].max() == pytest.approx(first.max().item(), rel=1e-4)
 
     if case == "falcon-rw":  # transformers returns others than it computes with; see the next test
         return
