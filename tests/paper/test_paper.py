@@ -19,7 +19,6 @@ from outliers.published.numbers import published_models
 from outliers.quantization.schemes import TABLE1
 from outliers.runs.run import show
 from outliers.show.section import Section
-from outliers.views.table4 import table4_section
 from tests.conftest import PAPER_TABLES, needs_paper
 from tests.kept import KEPT
 from tests.pages.test_numbers import page_tables
@@ -128,20 +127,6 @@ def test_measured_beside_published():
     own = beside("table5", {("LLM.int8()", "512"): 0.5})
     assert own.cells[-1] == ["LLM.int8()", "512", "0.50", "–", "–"]
     assert "out of memory" in {row[-2] for row in beside("table6", {}).cells}
-
-
-def test_values_published_elsewhere_stand_beside_table4():
-    values = {"perplexity": 30.0, "count": 1, "layers": 0.5, "positions": 0.5, "top1_softmax": 0.4}
-    rows = [
-        {"model": model, "architecture": "gpt2", "parameters": 10**8, "metric": metric, "value": value}
-        for model in ("openai-community/gpt2", "made/up")
-        for metric, value in values.items()
-    ]
-    section = table4_section(rows)
-    assert [table.name for table in section.tables] == ["table4", "elsewhere"]
-    assert "Attention-Sink" not in section.text
-    assert any("138, 378 and 447" in cell for row in section.tables[1].cells for cell in row)
-    assert [table.name for table in table4_section(rows[-len(values) :]).tables] == ["table4"]
 
 
 def _own(rows: list[dict]) -> list[dict]:

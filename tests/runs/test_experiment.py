@@ -19,7 +19,7 @@ from outliers.runs.frame import records_in as read_rows
 from outliers.runs.run import show, stored_rows
 from outliers.subjects.model_cache import ModelCache
 from outliers.variants.draw import drawn
-from tests.small_models import alter_weights, names_of, sample_blocks, trace_model
+from tests.small_models import alter_weights, names_of, sample_blocks
 
 SMALL = {"name": "small", "models": ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"], "block": 64, "blocks": 4}
 
@@ -147,18 +147,11 @@ def test_rows_with_the_first_token_are_others(tmp_path):
     assert len(read_rows(tmp_path)) == 4
     assert stored_rows(plain, tmp_path) == rows[:2]
     assert stored_rows(bos, tmp_path) == rows[2:]
-    tokenizer = load_tokenizer("pocket/gpt2-0.1m")
-    blocks = load_text("sample", tokenizer, 64, 4, bos=True)
-    assert set(blocks[:, 0].tolist()) == {tokenizer.bos_token_id}
+    blocks = load_text("sample", load_tokenizer("pocket/gpt2-0.1m"), 64, 4, bos=True)
     model = load_model("pocket/gpt2-0.1m")
     with torch.inference_mode():
         predicted = model(blocks).logits[:, :-1].log_softmax(-1).gather(2, blocks[:, 1:, None])
     assert rows[2]["value"] == pytest.approx(predicted.double().mean().neg().exp().item(), rel=1e-5)
-    field = {"model": "pocket/gpt2-0.1m", "block": 64, "blocks": 4, "bos": True}
-    _, traced = trace_model(Tracing(**field), tmp_path / "trace")
-    ablated = run(Ablation(**field, features=[3]), tmp_path / "ablation")
-    assert {row["protocol"] for row in (*traced, *ablated)} == {"first-blocks+bos"}
-    assert next(row["value"] for row in traced if row["metric"] == "perplexity") == rows[2]["value"]
 
 
 @pytest.mark.parametrize("changed", ["another part", "another question"])
