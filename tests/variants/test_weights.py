@@ -32,11 +32,6 @@ STORED = {
 }
 
 
-@pytest.fixture
-def blocks() -> torch.Tensor:
-    return torch.randint(100, (2, 24), generator=torch.Generator().manual_seed(1))
-
-
 def state(model) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
