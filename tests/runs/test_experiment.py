@@ -19,7 +19,7 @@ from outliers.runs.frame import records_in as read_rows
 from outliers.runs.run import show, stored_rows
 from outliers.subjects.model_cache import ModelCache
 from outliers.variants.draw import drawn
-from tests.small_models import alter_weights, names_of, sample_blocks
+from tests.small_models import alter_weights, make_model, names_of, sample_blocks
 
 SMALL = {"name": "small", "models": ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"], "block": 64, "blocks": 4}
 
@@ -101,13 +101,26 @@ def test_draws_give_mean_and_scatter(tmp_path):
             quantized = quantize(model, scheme)
             with drawn(quantized, draw):
                 found.append(perplexity(quantized, blocks))
-        assert perplexity(quantized, blocks) == found[0], "draw 0 changes nothing, and others leave the model"
+        assert perplexity(quantized, blocks) == found[0], "draw 0 changes nothing"
     for row in rows:
         assert (row["draws"], row["drawn"]) == (3, "embeddings, ties")
         assert row["value"] == statistics.fmean(values[row["scheme"]])
         assert row["standard_deviation"] == statistics.stdev(values[row["scheme"]])
     assert len(set(values["absmax"])) == 3
     assert rows[0]["standard_deviation"] < 1e-5 * rows[0]["value"], "without quantization nothing scatters"
+
+
+def test_a_draw_changes_every_embedding_entry_and_leaves_the_model():
+    model, ids = make_model("llama"), torch.arange(40)[None]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with drawn(model, 5):
+        changed = model(ids).logits
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+    assert model(ids).logits.equal(model(ids).logits)
+    noise = torch.randn(model.get_input_embeddings().weight.shape, generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(1 + 1e-6 * noise)
+    assert model(ids).logits.equal(changed)
 
 
 def test_another_alpha_measures_what_depends_on_it_and_force_all(tmp_path, monkeypatch):
