@@ -199,22 +199,6 @@ def test_of_equal_weights_the_first_name_is_measured(tmp_path, monkeypatch):
     assert {row["model"] for row in rows if "same_weights_as" in row} == {fields["models"][1]}
 
 
-def test_a_checkpoint_that_changes_between_workers_is_named(constants, tmp_path):
-    model, kept = own(tmp_path), Cluster.run
-
-    def then_change(engine, cells):
-        yield from kept(engine, cells)
-        alter_weights(model, lambda tensors: tensors["transformer.ln_f.bias"].add_(1))
-
-    # Each pass is seen to use another file: first the one that describes the model, then the one that traces it.
-    constants("outliers.runs.cluster.Cluster", run=then_change)
-    constants("outliers.runs.cluster", _model_cache=None)
-    spec = Tracing(model=str(model), block=64, blocks=6, engine="ray")
-    rows = run(spec, tmp_path / "out")
-    assert any(f"the weights of '{model}' changed while they were measured" in row.get("failed", "") for row in rows)
-    assert "trace" in {row["metric"] for row in rows}, "which has no values"
-
-
 def test_ctrl_c_finishes_what_is_being_measured(monkeypatch, tmp_path):
     usual, add, added = signal.signal(signal.SIGINT, signal.default_int_handler), Rows.add, []
 

@@ -167,8 +167,16 @@ def test_rows_with_the_first_token_are_others(tmp_path):
     assert rows[2]["value"] == pytest.approx(predicted.double().mean().neg().exp().item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("changed", ["another part", "another question"])
-def test_all_rows_of_a_model_are_of_the_same_weights(changed, tmp_path, monkeypatch, lacking):
+STREAMED = {"block": 64, "blocks": 4, "stream": True}
+SWEPT = Sweep(models=["pocket/gpt2-0.1m"], schemes=["fp32", "absmax"], **STREAMED)
+TRACED = Tracing(model="pocket/gpt2-0.1m", **STREAMED)
+
+
+@pytest.mark.parametrize(
+    ("changed", "asked", "finished"),
+    [("part", SWEPT, set()), ("part", TRACED, {"other"}), ("question", SWEPT, {"one"})],
+)
+def test_all_rows_of_a_model_are_of_the_same_weights(changed, asked, finished, tmp_path, monkeypatch, lacking):
     """As where a file changes between two workers, which know a streamed model's weights once they have read them."""
     seen = []
 
@@ -176,16 +184,12 @@ def test_all_rows_of_a_model_are_of_the_same_weights(changed, tmp_path, monkeypa
         seen.append(len(seen))
         return {"weights_hash": "one" if len(seen) == 1 else "other"}
 
-    if changed == "another part":
+    if changed == "part":
         monkeypatch.setattr(LocalEngine, "parts", lambda _engine, _blocks, _cells: [slice(0, 1), slice(1, 4)])
     else:
         monkeypatch.setattr(states.StatesMeasurement, "shared", lambda _measurement, cell: id(cell))
     monkeypatch.setattr(ModelCache, "weights", weights)
     lacking("outliers.subjects.model_cache.ModelCache.check_weights")
-    asked = Sweep(**SMALL | {"models": ["pocket/gpt2-0.1m"]}, schemes=["fp32", "absmax"], stream=True)
-    *finished, failed = sweep(asked, tmp_path)
-    assert "the weights of 'pocket/gpt2-0.1m' changed while they were measured" in failed["failed"]
-    if changed == "another question":
-        assert [row["weights_hash"] for row in finished] == ["one"]
-    else:
-        assert all("failed" in row for row in finished)
+    rows = run(asked, tmp_path)
+    assert "the weights of 'pocket/gpt2-0.1m' changed while they were measured" in rows[-1]["failed"]
+    assert {row["weights_hash"] for row in rows if "failed" not in row} == finished
