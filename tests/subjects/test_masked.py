@@ -14,7 +14,6 @@ from outliers import UserError, run
 from outliers.commands.damage import Damage
 from outliers.commands.sweep import Sweep
 from outliers.config.experiment import Experiment
-from outliers.models.anatomy import projections
 from outliers.models.anatomy.examples import IGNORED
 from outliers.runs.run import show
 from outliers.subjects.causal import ModelWithText
@@ -122,17 +121,3 @@ def test_pseudo_perplexity(folder):
         total += torch.nn.functional.cross_entropy(logits.double(), ids[1:21], reduction="sum").item()
     assert math.log(row["value"]) == pytest.approx(total / 80, rel=1e-6)
     assert row["protocol"] == "first-blocks+each-masked"
-
-
-def test_tokens_and_sinks_have_names(folder):
-    """Special tokens by their names, with the type of delimiters, wherever they stand."""
-    model, text = outliers.load_model(str(folder)), masked_text(str(folder / "text.txt"), tokenizer(), 22, 4)
-    for one in projections(model):
-        if one.role == "attn_in":  # so sharp that there are sinks
-            torch.nn.init.normal_(one.module.weight, std=0.6)
-    found = outliers.trace(model, text, tokens=tokenizer())
-    assert {"[SEP]", "[MASK]"} <= {name.strip("␣'") for name in found.tokens(5)["token_text"]}
-    types = found.tokens(5, by="type").set_index("type")["share"]
-    assert types["first"] == pytest.approx(1 / 22) and types["delimiter"] == pytest.approx((1 + 3) / 22)
-    sinks = {name.strip("␣'") for name in found.sink_tokens()["token_text"]}
-    assert {"[SEP]", "[MASK]"} <= sinks <= {"[CLS]", "[SEP]", "[MASK]", *WORDS}
