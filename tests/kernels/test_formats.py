@@ -280,13 +280,9 @@ def test_granularities_that_a_format_or_a_matrix_has_not(quantizer, message):
 
 
 def test_what_rows_say_of_formats():
-    model = make_model("gpt2")  # of 32 features, and 128 in the last projection
+    model = make_model("gpt2")
     for name, said in (("w4a4", None), ("bfp8", None), ("w4", "simulated"), ("mxfp4", "simulated")):
         assert row_fields(get_scheme(name)).get("arithmetic") == said
-    found = row_fields(get_scheme("w4a8-g16"), model)
-    assert found["weight_bits"] == 5.0
-    assert found["activation_bits"] == round((3 * 32 * 9 + 128 * 8.25) / (3 * 32 + 128), 4)
-    assert found["kernels"] == "reference"
     shared = row_fields(get_scheme("w4a8"), make_model("llama"))  # q, k, v, and gate and up, count what they share
     assert shared["activation_bits"] == round(8 + 7 * 32 / (6 * 32 + 48), 4)
     assert "activation_bits" not in row_fields(get_scheme("w4-g32"), model)

@@ -230,18 +230,3 @@ def test_kurtosis_far_from_zero_and_of_a_constant():
         add(path, constant, torch.full((5, 8), 3.7))
         assert constant["kurtosis_tensor"].tolist() == [1, 1]
         assert constant["kurtosis_token"].tolist() == [5, 4]
-
-
-@pytest.mark.parametrize("path", [cpu_states, reference_states])
-def test_moments_of_a_state_that_is_read_in_parts(path):
-    x = random(300, 1700) * torch.linspace(1, 9, 1700)
-    assert x.numel() > 3 * reference_states.IN_CACHE
-    found, want = states.empty(states.STATISTICS, 1700, x.device), x.double()
-    add(path, found, x)
-    assert torch.allclose(found["sum"], want.sum(0), rtol=1e-12, atol=1e-9)
-    for name, rows in (("squares", want), ("squares_rest", want[1:])):
-        assert torch.allclose(found[name], rows.square().sum(0), rtol=1e-12)
-    for first in (0, 1):
-        rows = want[first:].numpy()
-        assert found["kurtosis_tensor"][first].item() == pytest.approx(scipy.stats.kurtosis(rows, None, fisher=False))
-        assert found["kurtosis_token"][first].item() == pytest.approx(scipy.stats.kurtosis(rows, 1, fisher=False).sum())
