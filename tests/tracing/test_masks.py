@@ -9,8 +9,6 @@ import torch
 import outliers
 from outliers.commands.trace import Tracing
 from outliers.criterion import in_transformerlens
-from outliers.models.load import weights_hash
-from outliers.text.blocks import tokens_hash
 from tests.small_models import inputs_of, make_model, padded, trace_model
 
 PLANTED = [3, 17]
@@ -82,15 +80,6 @@ def test_files_are_read_without_this_project(planted, blocks, tmp_path):
         assert [row.nonzero().flatten().tolist() for row in tokens] == of_hook["tokens"]
 
 
-def test_it_is_said_what_they_are_of(planted, blocks):
-    trace = outliers.trace(planted, blocks, alpha=5.0)
-    trace.labels |= {"model": "mine", "text": "c4"}
-    about = outliers.masks(planted, blocks[:2], trace).labels
-    criterion = {"alpha": 5.0, "layers": 0.25, "positions": 0.06, "massive": 100.0, "massive_ratio": 1000.0}
-    of_model = {"model": "mine", "revision": None, "text": "c4", "weights_hash": weights_hash(planted)}
-    assert about == of_model | {"tokens_hash": tokens_hash(blocks[:2]), "criterion": criterion}
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_is_never_marked(planted, blocks, side):
     sequences, ids, mask = padded(blocks, side)
@@ -101,12 +90,15 @@ def test_padding_is_never_marked(planted, blocks, side):
     )
 
 
-def test_a_run_writes_them(tmp_path):
-    trace, rows = trace_model(Tracing(model="pocket/gpt2-1.7m", blocks=2, block=128, masks=True), tmp_path)
+def test_a_run_writes_them_and_says_what_they_are_of(tmp_path):
+    spec = Tracing(model="pocket/gpt2-1.7m", blocks=2, block=128, alpha=5.0, masks=True)
+    trace, rows = trace_model(spec, tmp_path)
     written = json.loads((tmp_path / "masks.json").read_text())
     assert (written["labels"]["model"], written["labels"]["text"]) == ("pocket/gpt2-1.7m", "sample")
     assert {name: written["labels"][name] for name in ("tokens_hash", "weights_hash")} == {
         name: rows[0][name] for name in ("tokens_hash", "weights_hash")
     }
+    criterion = {"alpha": 5.0, "layers": 0.25, "positions": 0.06, "massive": 100.0, "massive_ratio": 1000.0}
+    assert written["labels"]["criterion"] == criterion
     found = {feature for of_hook in written["hooks"].values() for feature in of_hook["features"]}
     assert found == set(trace.outlier_features()["feature"]) != set()
