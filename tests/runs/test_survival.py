@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import json
 import os
 import re
 import shutil
@@ -12,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -137,36 +137,23 @@ def test_other_uses_of_ctrl_c_are_left_alone(tmp_path):
 
 # SIGKILL
 
-# Forks a run for each folder and kills it at its n-th write: before it, in its middle, or after it. Everything is
-# imported once, before the forks.
-KILLER = """
-import json, os, signal, sys
-from pathlib import Path
-from outliers.runs.rows import Rows
-from outliers.commands.sweep import Sweep, sweep
 
-fields, out, writes = json.loads(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
-
-def die_at(number, part):
+def sweep_and_die(folder: Path, number: int, part: int) -> None:
+    """Measure until this process is killed at the n-th write of rows: before it, in its middle, or after it."""
     add, written = Rows.add, []
-    def counted(rows, *new):
+
+    def counted(rows: Rows, *new) -> None:
         written.append(new)
         if len(written) < number:
-            return add(rows, *new)
-        content = b"".join(row.line + b"\\n" for row in new)
+            add(rows, *new)
+            return
+        content = b"".join(row.line + b"\n" for row in new)
         with open(rows.path, "ab") as file:
             file.write(content[: len(content) * part // 2])
         os.kill(os.getpid(), signal.SIGKILL)
-    Rows.add = counted
 
-for folder, write in writes.items():
-    child = os.fork()
-    if child == 0:
-        die_at(*write)
-        sweep(Sweep(**fields), out / folder)
-        os._exit(0)
-    os.waitpid(child, 0)
-"""
+    Rows.add = counted
+    sweep(Sweep(**FIELDS), folder)
 
 
 def apart(rows: list[dict]) -> list[dict]:
@@ -175,22 +162,21 @@ def apart(rows: list[dict]) -> list[dict]:
 
 
 @pytest.mark.nightly("outliers/runs/", "outliers/files.py")
-def test_killed_at_any_write(tmp_path, want):
-    writes = {f"{number}-{part}": (number, part) for number, part in [(1, 0), (1, 1), (1, 2), (5, 1), (8, 1), (8, 2)]}
-    arguments = [json.dumps(FIELDS), str(tmp_path), json.dumps(writes)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", KILLER, *arguments], check=True, timeout=600, env=environment)
-    for name, (number, part) in writes.items():
-        folder = tmp_path / name
-        assert {LOCK, OWNER} < names(folder)
-        kept = apart(read_rows(folder))
-        assert len(kept) == (number if part == 2 else number - 1)
-        assert lasting(kept) == apart(want)[: len(kept)]
-        rows = sweep(Sweep(**FIELDS), folder)
-        assert apart(rows)[: len(kept)] == kept, "no finished row was measured again"
-        assert lasting(rows) == want
-        assert read_rows(folder) == rows
-        assert names(folder) - {"rows.jsonl.torn"} == {"rows.jsonl"}
+@pytest.mark.parametrize(("number", "part"), [(1, 0), (1, 1), (1, 2), (5, 1), (8, 1), (8, 2)])
+def test_killed_at_any_write(tmp_path, want, number, part):
+    child = get_context("fork").Process(target=sweep_and_die, args=(tmp_path, number, part))
+    child.start()
+    child.join(600)
+    assert child.exitcode == -signal.SIGKILL
+    assert {LOCK, OWNER} < names(tmp_path)
+    kept = apart(read_rows(tmp_path))
+    assert len(kept) == (number if part == 2 else number - 1)
+    assert lasting(kept) == apart(want)[: len(kept)]
+    rows = sweep(Sweep(**FIELDS), tmp_path)
+    assert apart(rows)[: len(kept)] == kept, "no finished row was measured again"
+    assert lasting(rows) == want
+    assert read_rows(tmp_path) == rows
+    assert names(tmp_path) - {"rows.jsonl.torn"} == {"rows.jsonl"}
 
 
 def test_what_a_kill_left_is_no_row(tmp_path, want):
