@@ -150,6 +150,14 @@ def test_where_gptq_follows_it_is_learned_with_exact_weights(blocks):
     assert not torch.equal(of_one, of_other)
 
 
+def test_it_starts_from_the_random_hadamard_matrix(blocks):
+    model = make_model("llama")
+    roles = "attn_in/ffn_in/ffn_out"
+    started = under(model, f"w4a8+rotation=0@{roles}", blocks)(blocks).logits
+    expected = quantize(model, f"w4a8+hadamard@{roles}")(blocks).logits
+    assert (started - expected).norm() < 0.1 * expected.norm()
+
+
 def test_an_int8_model_keeps_a_matrix_once(tmp_path, blocks):
     model, name = make_model("llama"), "w4a8+smoothing+rotation=2"
     small = quantize(model, name, keep="int8", calibration=calibrate(model, blocks, [name]))
