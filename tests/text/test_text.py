@@ -268,12 +268,6 @@ def test_documents_as_sequences_of_their_own(tokenizer, tmp_path):
     assert [ids.tolist() for ids in with_first] == [[7, *ids] for ids in expected[:3]]
 
 
-def test_token_ids_of_documents_are_joined_without_an_end(tokenizer):
-    ids = [[5, 6, 7], [8], [9, 10]]
-    assert load_text(ids, tokenizer, 2).tolist() == [[5, 6], [7, 8], [9, 10]]
-    assert load_text(ids, tokenizer, 4).tolist() == [[5, 6, 7, 8]], "the tail is dropped"
-
-
 def test_more_tokens_than_memory_holds_of_a_text_without_end(tokenizer, constants):
     constants("outliers.text.blocks", MOST_TOKENS=1000)
     for block in (64, None):
