@@ -63,16 +63,33 @@ CLAIMS = {
         "On the others the largest unit is less than a tenth": "share[~first].mean() < 0.1",
     },
     "3_ablate": {
+        "with its mean in its place the model loses far less":
+            "found['damage']['outliers', 'mean'] < 0.3 * found['damage']['outliers', 'zero']",
+        "it still costs more than any of the random features, and so does shuffling":
+            "(found['damage']['outliers'] - measurements[measurements['subject'] == 'control'].groupby('method')"
+            "['damage'].max()).gt(0).all()",
         "absmax multiplies the perplexity of the whole model, and that of the model without the feature too":
             "perplexities['absmax'] > 1.5 * perplexities['as it is'] "
             "and perplexities['absmax, without the feature'] > 1.5 * perplexities['without the feature']",
     },
     "4_quantize": {
+        "LLM.int8() loses least": "costs['llm.int8'] == min(costs.values())",
+        "Quantized alone it costs as much as everything; with it exact, little is left":
+            "(t := damage.roles.set_index('role'))['damage_only']['ffn_out'] > 0.7 * costs['absmax'] "
+            "and t['damage_without']['ffn_out'] < 0.15 * costs['absmax'] "
+            "and t['damage_only'].drop('ffn_out').max() < 0.15 * costs['absmax']",
+        "In layer 11 the mean error of a token is as large as its output: 0 dB":
+            "abs((t := damage.errors.nlargest(1, 'by_token').iloc[0])['by_token_db']) < 0.1 and t['layer'] == 11",
         "The largest input stands on the first token": "damage.errors.nlargest(1, 'by_token')['position'].item() == 0",
+        "The outlier feature of the attention inputs (feature 247) is not what breaks absmax":
+            "damage.roles.set_index('role')['damage_only']['attn_in'] < 0.02",
         "With the worst projection exact part of the damage is gone, with the worst four more than half of it":
             "0.05 < 1 - repaired[1] / costs['absmax'] < 0.5 < 1 - repaired[4] / costs['absmax'] < 0.8",
         "All of the worst twelve are second feed-forward projections":
             "all(path.endswith('down_proj') for path in ranked[:12])",
+        "Each of them helps, and both together leave about as little as LLM.int8() does":
+            "max(saved.values()) < 0.5 * costs['absmax'] "
+            "and abs(saved['absmax+smoothing+hadamard'] - costs['llm.int8']) < 0.01",
         "generates with a KV cache": "'Paris' in answer",
     },
     "5_the_papers_figures": {

@@ -1,6 +1,7 @@
 """The layers of other libraries that ours are timed beside: each computes what the tables say, however fast it is."""
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import rival_layers
 import rivals
 
+KEPT = Path(__file__).parents[2] / "results/kept/benchmarks/zen-4"
 ROW, TENSOR = Quantizer("int8", "row"), Quantizer("int8", "tensor")
 COLUMN, UNSIGNED = Quantizer("int8", "column"), Quantizer("int8", "tensor", symmetric=False)
 # Activations and weights, by what the tables say.
@@ -100,3 +102,23 @@ def test_a_turn_of_a_layer_is_its_fastest_call(monkeypatch, constants):
     monkeypatch.setattr(rivals, "timed", lambda run, _device: (10.0 - len(calls), calls.append(run())))
     assert rivals.layer_timer("torch, not quantized", "vector-wise", torch.float32)("small") == 11.0 - rivals.CALLS
     assert [tuple(output.shape) for output in calls] == rivals.CALLS * [(4, 8)]
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("rivals", [(name, dtype) for name, one in rival_layers.RIVALS.items() for dtype in one.dtypes]),
+        (
+            "rivals_smollm2-135m",
+            [(name, one.dtypes[0]) for name, one in (rival_layers.OURS | rival_layers.RIVALS).items() if one.in_models],
+        ),
+    ],
+)
+def test_kept_rows_are_whole(file, expected):
+    """As many as there are rivals and dtypes; what is timed of each, the tables of docs show."""
+    kept = json.loads((KEPT / f"{file}.json").read_text())["rows"]
+    assert [(row["rival"], row["dtype"]) for row in kept] == [(name, rivals.name_of(dtype)) for name, dtype in expected]
+    assert len({row["code"] for row in kept}) == 1
+    for row in kept:
+        one = (rival_layers.OURS | rival_layers.RIVALS)[row["rival"]]
+        assert (row["computes"], row["alike"]) == (one.computes, one.alike)

@@ -2,6 +2,11 @@
 
 import copy
 import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -174,10 +179,43 @@ def test_matrices_and_embeddings_alone_decay():
 
 # Stopping and going on.
 
+KILLED = """
+import sys
+from pathlib import Path
+import torch
+from outliers.config.recipe import Recipe
+from outliers.trainer import loop
+from outliers.trainer.start import initial_model
+from tests.trainer.test_recipes import blocks_for
+loop.SAVED_EVERY, loop.LOGGED_EVERY = 4, 2
+recipe = Recipe(start="gpt2-0.1m", batch=2, steps=40, int8=["ffn", "linear"], stochastic=True, optimizer="muon")
+with torch.compiler.set_stance("force_eager"):
+    loop.train(initial_model(recipe, 0), recipe, blocks_for(recipe), Path(sys.argv[1]))
+"""
 
-def test_an_interrupted_training_goes_on_with_the_same_losses(tmp_path, saved_often):
-    """What is seen after a step is logged once, beside its loss."""
-    recipe = Recipe(**TINY, steps=8, int8=["ffn", "linear"], stochastic=True, optimizer="muon")
+
+@pytest.mark.nightly("outliers/trainer/")
+def test_a_killed_training_goes_on_with_the_same_losses(tmp_path, saved_often):
+    folder, run = tmp_path / "killed", [sys.executable, "-c", KILLED, str(tmp_path / "killed")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    for steps in (4, 12):  # each from where the last one was killed
+        with subprocess.Popen(run, env=environment, stdout=subprocess.DEVNULL) as process:
+            while not (folder / f"checkpoint-{steps}").exists():
+                assert process.poll() is None
+                time.sleep(0.005)
+            process.send_signal(signal.SIGKILL)  # most likely while it writes
+    recipe = Recipe(**TINY, steps=40, int8=["ffn", "linear"], stochastic=True, optimizer="muon")
+    moves: list[int] = []
+    model, whole = (initial_model(recipe, 0) for _ in range(2))
+    goes_on = loop.train(model, recipe, blocks_for(recipe), folder, progress=moves.append)
+    at_once = loop.train(whole, recipe, blocks_for(recipe), tmp_path / "whole")
+    assert moves[0] >= 4 and sum(moves) == 40
+    assert logged(goes_on) == logged(at_once) and len(logged(goes_on)) == 20
+    assert all(torch.equal(value, whole.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def test_what_is_seen_is_logged_once(tmp_path, saved_often):
+    recipe = Recipe(**TINY, steps=8, int8=["ffn", "linear"])
 
     def seen(_model, step):
         if step == 6 and not (tmp_path / "again").exists():
@@ -185,21 +223,16 @@ def test_an_interrupted_training_goes_on_with_the_same_losses(tmp_path, saved_of
             raise KeyboardInterrupt
         return {"seen": step}
 
-    def train(folder):
-        model, moves = initial_model(recipe, 0), []
-        log = loop.train(model, recipe, blocks_for(recipe), folder, seen, (2, 4, 6, 8), moves.append)
-        return model, log, moves
+    def train():
+        return loop.train(
+            initial_model(recipe, 0), recipe, blocks_for(recipe), tmp_path / "run", seen, steps=(2, 4, 6, 8)
+        )
 
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "run")
-    model, goes_on, moves = train(tmp_path / "run")
-    whole, at_once, _ = train(tmp_path / "whole")
-    assert moves[0] == 4 and sum(moves) == 8
-    assert [entry["seen"] for entry in goes_on if "seen" in entry] == [2, 4, 6, 8]
-    assert logged(goes_on) == logged(at_once) and len(logged(goes_on)) == 4
-    assert all(torch.equal(value, whole.state_dict()[name]) for name, value in model.state_dict().items())
-    files = (tmp_path / "run" / "checkpoint-8").iterdir()
-    assert max(files, key=lambda file: file.stat().st_mtime_ns).name == loop.STATE, "which is written last"
+        train()
+    log = train()
+    assert [entry["seen"] for entry in log if "seen" in entry] == [2, 4, 6, 8]
+    assert [entry["step"] for entry in log if "loss" in entry] == [2, 4, 6, 8], "beside its losses"
 
 
 def test_a_checkpoint_that_is_not_whole_is_no_checkpoint(tmp_path):
