@@ -35,9 +35,11 @@ CLAIMS = {
             "and set(t['position']) == {0} and set(t['feature']) == {507}",
         "an attention sink for more than half of all heads, and no other position is one for a tenth of them":
             "(s := trace.attention_sinks()['share'])[0] > 0.5 and s[1:].max() < 0.1",
+        "computes the same function": "abs(perplexities[0] / perplexities[1] - 1) < 1e-5",
         "in which no outlier feature grew": "before == [] and sorted(after) == [3, 70]",
     },
     "2_look_inside": {
+        "one outlier feature, number 247": "list(trace.outlier_features()['feature']) == [247]",
         "a bright line through half of the layers, from layer 9 to layer 24":
             "(l := (trace.largest('attn_in')[:, 247] >= 6).nonzero()[:, 0].tolist()) and len(l) == trace.layers // 2 "
             "and (l[0], l[-1]) == (9, 24)",
@@ -63,16 +65,25 @@ CLAIMS = {
         "On the others the largest unit is less than a tenth": "share[~first].mean() < 0.1",
     },
     "3_ablate": {
+        "one feature of 576": "list(features) == [247] and model.config.hidden_size == 576",
+        "perplexity grows several times over": "found['damage']['outliers', 'zero'] > 3",
+        "the attention is about half as sure":
+            "0.4 < found['top1_softmax']['outliers', 'zero'] / measurements['top1_softmax'][0] < 0.6 "
+            "and measurements['subject'][0] == 'none'",
+        "cost next to nothing": "found['damage']['control', 'zero'] < 0.05",
         "with its mean in its place the model loses far less":
             "found['damage']['outliers', 'mean'] < 0.3 * found['damage']['outliers', 'zero']",
         "it still costs more than any of the random features, and so does shuffling":
             "(found['damage']['outliers'] - measurements[measurements['subject'] == 'control'].groupby('method')"
             "['damage'].max()).gt(0).all()",
+        "Ten draws of random features": "len(controls) == 10",
         "absmax multiplies the perplexity of the whole model, and that of the model without the feature too":
             "perplexities['absmax'] > 1.5 * perplexities['as it is'] "
             "and perplexities['absmax, without the feature'] > 1.5 * perplexities['without the feature']",
     },
     "4_quantize": {
+        "With one scale for a whole tensor the model is broken": "min(costs['absmax'], costs['zeropoint']) > 0.4",
+        "A scale for each token helps most of the way": "costs['absmax-vector'] < 0.2 * costs['absmax']",
         "LLM.int8() loses least": "costs['llm.int8'] == min(costs.values())",
         "Quantized alone it costs as much as everything; with it exact, little is left":
             "(t := damage.roles.set_index('role'))['damage_only']['ffn_out'] > 0.7 * costs['absmax'] "
@@ -83,6 +94,7 @@ CLAIMS = {
         "The largest input stands on the first token": "damage.errors.nlargest(1, 'by_token')['position'].item() == 0",
         "The outlier feature of the attention inputs (feature 247) is not what breaks absmax":
             "damage.roles.set_index('role')['damage_only']['attn_in'] < 0.02",
+        "this one projection of 210": "len(damage.errors) == 210",
         "With the worst projection exact part of the damage is gone, with the worst four more than half of it":
             "0.05 < 1 - repaired[1] / costs['absmax'] < 0.5 < 1 - repaired[4] / costs['absmax'] < 0.8",
         "All of the worst twelve are second feed-forward projections":
@@ -95,14 +107,49 @@ CLAIMS = {
     "5_the_papers_figures": {
         "Pocket models hardly notice 8 bits":
             "(costs.drop(columns='smollm2-135m').pipe(lambda t: t / t.loc['fp32'] - 1)).abs().max().max() < 0.01",
+        "absmax breaks it, and LLM.int8() keeps it":
+            "(c := costs['smollm2-135m'])['absmax'] > 1.5 * c['fp32'] and c['llm.int8'] < 1.04 * c['fp32']",
         "scatters the results of a real model":
             "max(r['standard_deviation'] / r['value'] for r in rows if r['model'] == 'smollm2-135m') > 0.002",
+        "Three of the seven causal pocket models without experts have outlier features, in most of their layers":
+            "len(p := table.drop('smollm2-135m')) == 7 and (p['count'] > 0).sum() == 3 "
+            "and p['layers'][p['count'] > 0].min() > 0.5",
+        "SmolLM2 has one, which is at nearly every position":
+            "table['count']['smollm2-135m'] == 1 and table['positions']['smollm2-135m'] > 0.95",
         "The one outlier feature of SmolLM2 is as large as those of small models in the paper; those of its large":
             "(p := __import__('outliers.published.numbers', fromlist=['x']).published_models()"
             "['median'].abs()).min() < abs(table['median']['smollm2-135m']) < p.median() < p.max() / 2",
     },
     "6_why_it_is_there": {
+        "a single one of 134 million weights": "round(model.num_parameters() / 1e6) in (134, 135)",
+        "It starts in layers 0 and 1 and grows over twenty layers; then three heads of layer 24 take back half of it":
+            "(s := account.states().query('feature == 247').set_index('layer')['value'])[2] < -25 "
+            "and s.idxmin() in (22, 23) and abs(s[25] / s[24]) < 0.5 "
+            "and (h := writers.query('feature == 247 and writer == \"head\"').nlargest(3, 'value'))"
+            "['layer'].eq(24).all() and h['value'].sum() > 0.4 * -s[24]",
+        "it is made at once, at the first position, by two neurons of layer 11, and a neuron of layer 28":
+            "(t := of_507.head(3))['layer'].tolist() == [11, 28, 11] and t['writer'].eq('neuron').all() "
+            "and -t['first'].iloc[1] > 0.5 * t['first'].iloc[[0, 2]].sum()",
+        "In front of the attention of layers 1 to 8 the gain of feature 247 is one of the two smallest of all 576":
+            "(g := of_247['rank'])[1:8].min() >= 575 and len(g) == 30",
         "From layer 9 on it is larger than the median": "(of_247['value'] > of_247['median'])[9:].all()",
+        "Without it keys cost most of these, and random features cost next to nothing anywhere":
+            "(r := readers.set_index(['place', 'subject'])['cost']).drop('')[:, 'feature'].idxmax() == 'k' "
+            "and r.drop('')[:, 'control'].abs().max() < 0.02",
+        "without the feature in the keys that falls, and fewer heads have a sink there":
+            "readers['margin'][5] < 0.8 * readers['margin'][0] and readers['sinks'][5] < 0.5 * readers['sinks'][0] "
+            "and readers['place'][5] == 'k' and readers['subject'][5] == 'feature'",
+        "Without one weight of layer 11, the one from neuron 1229 to feature 507, the perplexity is several":
+            "best['candidate'].iloc[0].endswith('11.mlp.down_proj[507,1229]') and best['cost'].iloc[0] > 2",
+        "Most of the ten weights nearest in magnitude cost nothing":
+            "len(n := best.loc[best['treatment'] == 'nearest', 'cost']) == 10 and n.abs().median() < 0.01",
+        "without the whole neuron, this weight included, it costs little":
+            "best.set_index('treatment')['cost']['neuron'] < 0.1",
+        "put at its mean it costs next to nothing": "best.set_index('treatment')['cost']['massive'] < 0.01",
+        "Half of the weight costs a little, and twice the weight nothing":
+            "0.05 < (c := best.set_index('factor')['cost'])[0.5] < 0.5 and c[2] < 0.01",
+        "Without the massive entries the model is broken. Without the first position next to nothing is lost":
+            "perplexities[1] > 1000 * perplexities[0] and abs(perplexities[2] / perplexities[0] - 1) < 0.01",
         "for the second takes its place":
             "states['without the first position'][1] > 0.9 * states['as it is'][0] > 100 * states['as it is'][1]",
     },
@@ -168,6 +215,7 @@ def test_runs_and_puts_out_what_is_kept_and_claimed(path, tmp_path, monkeypatch)
     ran.cells.pop()
     assert kinds(ran) == kinds(kept)
     assert differing(kept, ran) == [], "run `make notebooks`"
+    assert any("image/png" in kind for kind in kinds(kept))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

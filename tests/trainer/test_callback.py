@@ -15,6 +15,7 @@ import outliers
 from outliers.errors import BrokenModel, UserError
 from outliers.models.load import weights_hash
 from outliers.runs.frame import records_in
+from outliers.runs.rows import read_rows
 from tests.show.test_plot import KEPT
 from tests.trainer.test_watch import BLOCKS, HELD_OUT, small
 from tests.typed import call
@@ -139,6 +140,24 @@ def test_other_models_rows_stay(tmp_path):
     assert not (tmp_path / "rows" / "rows.jsonl.left").exists()
 
 
+def test_what_somebody_else_wrote_meanwhile_stays(tmp_path):
+    trainer = trainer_of(tmp_path)
+    path = tmp_path / "outliers" / "rows.jsonl"
+
+    class Writes(TrainerCallback):
+        def on_step_begin(self, _args, state, _control, **_others):
+            if state.global_step == 3:
+                row = read_rows(path.parent)[0]
+                row.request["subject"]["model"] = "somebody's"
+                path.write_bytes(path.read_bytes() + row.line + b"\n")
+
+    trainer.add_callback(Writes())
+    trainer.train()
+    rows = records_in(tmp_path / "outliers")
+    assert {row["checkpoint"] for row in rows if row["model"] == "somebody's"} == {"step-0"}
+    assert {row["checkpoint"] for row in rows} == {"step-0", "step-2", "step-4", "step-6"}
+
+
 def test_what_it_wrote_is_drawn(ran, monkeypatch, capsys):
     *_, folder = ran
     before = (folder / "rows.jsonl").read_bytes()
@@ -208,6 +227,14 @@ def test_a_model_that_breaks_says_at_which_step(tmp_path):
         trainer.train()
     assert trainer.model.training, "as it was"
     assert records_in(tmp_path / "outliers")[-1]["checkpoint"] == "step-2"
+
+
+def test_what_cannot_be_measured_is_refused_before_a_step(tmp_path):
+    trainer = trainer_of(tmp_path, None)
+    trainer.add_callback(outliers.OutlierCallback(trainer, torch.full((1, 8), 128)))
+    with pytest.raises(UserError, match="token id 128 is outside the model's vocabulary"):
+        trainer.train()
+    assert not trainer.state.global_step
 
 
 @pytest.mark.parametrize(
