@@ -197,11 +197,6 @@ def work(bar: Progress, clock: Clock, *seconds: float) -> None:
 SMALL_MODEL, LARGE_MODEL = Steps(4, 10**6), Steps(4, 10**8)
 KINDS = ["states fp32", "states a", "states b", "states c", "places fp32"]
 STORIES = {
-    "as finished steps, but for the first, before which a model was loaded": (
-        *(10, ("set_description", "m, fp32"), ("left", None), ("line", "m, fp32: since 1 s")),
-        *(("work", 60, 10, 10, 10), ("left", 60), ("wait", 4), ("left", 56)),
-        ("line", "m, fp32: 63%, about 37 to 84 s left"),
-    ),
     "nothing in the first seconds, and nothing of hours": (
         *(1000, ("work", 30, 0.5, 0.5, 0.5), ("left", None), ("line", "since 32 s"), ("work", 0.5), ("left", 995 / 2)),
     ),
