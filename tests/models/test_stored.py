@@ -533,7 +533,12 @@ def ints(*shape: int) -> torch.Tensor:
         ("gptq", {}, {"qzeros": None}, r"lacks '{}.qzeros'; expected I32 of the shape \(2, 8\)"),
         ("gptq", {}, {"scales": ints(2, 64)}, r"'{}.scales' as I32 of the shape \(2, 64\); expected F16"),
         ("gptq", {}, {"g_idx": None}, r"lacks '{}.g_idx'; expected I32 or I64 of the shape \(64,\).*desc_act True"),
-        ("gptq", {}, {"g_idx": ints(64)}, "'{}.g_idx' with groups from 0 to 0; expected .* from 0 to 1, each whole"),
+        (
+            "gptq",
+            {},
+            {"g_idx": ints(64)},
+            "'{}.g_idx' with groups from 0 to 0; expected groups from 0 to 1, each whole",
+        ),
         ("gptq", {"desc_act": False}, {"g_idx": torch.arange(64).int() % 2}, "'{}.g_idx' with features in another"),
         ("gptq", {}, {"qzeros": ints(2, 8)}, "'{}.qzeros' with zero points from 0 to 0; expected 8 everywhere, or 7"),
         ("gptq", {}, {"qweight": ints(64)}, "cannot load '{}.qweight'"),
