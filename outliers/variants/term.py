@@ -84,5 +84,5 @@ def read_number(value: str, written: str) -> int | float:
 
 
 def write_number(value: int | float) -> str:
-    """Write a number with all its digits, without the + of an exponent, because + joins terms."""
-    return repr(value).removesuffix(".0").replace("e+", "e")
+    """Write a number with all its digits, −0 as 0, without the + of an exponent, because + joins terms."""
+    return repr(value + 0).removesuffix(".0").replace("e+", "e")

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import outliers
@@ -243,6 +243,7 @@ SEVERAL = st.builds(
 
 @settings(max_examples=200)
 @given(st.one_of(st.just(AS_IT_IS), OTHER, QUANTIZED, PEERS, CACHED, PREFIXES, SEVERAL))
+@example(Massive((0,), 0, -0.0, 1.0))
 def test_a_writing_is_read_as_what_was_written(variant):
     again = outliers.variant(variant.name)
     assert again == variant
