@@ -225,6 +225,8 @@ def test_any_layer_is_that_of_the_reference(seeds):
         if rest.numel():
             codes = made.codes if flags is None else made.codes[:, flags == 0]
             assert_same_codes(made._replace(codes=codes), reference.quantize(rest, quantizer))
+        if threshold is not None and hits[:, x.isnan().any(0)].any():
+            x = x[~x.isnan().any(1)]  # an outlier feature with NaN in another token is one to these kernels alone
         finite = x.isfinite().all(1)
         if not quantizer.per_row and not finite.all():
             continue
