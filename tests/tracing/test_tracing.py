@@ -751,10 +751,8 @@ def test_tables_print_all_columns(with_tokens, monkeypatch, columns):
     assert "0.123456" in one._repr_html_()
 
 
-def test_compare(gpt2, blocks):
+def test_compare(blocks):
     """Of a model and itself with a feature planted."""
-    model, (kind, fields) = make_model("gpt2"), CONFIGS["gpt2"]
-    wider = AutoConfig.for_model(kind, vocab_size=100, **fields | {"n_embd": 48})
     one = trace(plant(make_model("gpt2"), [5], 30), blocks)
     other = trace(plant(make_model("gpt2"), [5, 20], 60), blocks)
     both = compare(one, other)
@@ -768,11 +766,20 @@ def test_compare(gpt2, blocks):
         assert row["layers_change"] == b["layers"] - a["layers"]
         assert row["positions_change"] == b["positions"] - a["positions"]
         assert row["max_ratio"] == pytest.approx(b["max"] / a["max"])
+
+
+def test_compared_features_of_equal_fractions_are_ordered_by_their_ratio(blocks):
     strong = plant(make_model("gpt2"), [5, 20], 2**14)  # at all positions, so that the fractions cannot change
     strong, stronger = (trace(model, blocks) for model in (strong, plant(strong, [20], 4)))
     for pair in ((strong, stronger), (stronger, strong)):
-        assert compare(*pair)["feature"].tolist() == [20, 5], "then the larger ratio, up or down"
+        assert compare(*pair)["feature"].tolist() == [20, 5], "the larger ratio first, up or down"
+
+
+def test_traces_that_are_not_compared(blocks):
+    model, (kind, fields) = make_model("gpt2"), CONFIGS["gpt2"]
+    wider = AutoConfig.for_model(kind, vocab_size=100, **fields | {"n_embd": 48})
     assert compare(trace(model, blocks, alpha=1e6), trace(model, blocks, alpha=1e6)).empty
+    one = trace(model, blocks)
     for message, different in {
         "features are 32 and 48": trace(AutoModelForCausalLM.from_config(wider), blocks),
         "alpha are 6.0 and 3.0": trace(model, blocks, alpha=3),
