@@ -95,6 +95,15 @@ def test_a_candidate_by_the_weights_stands_out_of_row_or_column():
     assert best["score"] == pytest.approx(scores[best["layer"]][best["output"], best["input"]].item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("case", ["llama", "falcon"])
+def test_a_planted_weight_is_named_first_and_has_the_controls(case):
+    model = with_super_weight(case)
+    found = outliers.super_weights(model, written_by(model))
+    first = found[found["candidate"] == found["candidate"].iloc[0]]
+    assert {*zip(first["layer"], first["output"], first["input"], strict=True)} == {(LAYER, OUTPUT, INPUT)}
+    assert {"nearest", "neuron", "scaled"} <= {*first["treatment"]}
+
+
 @pytest.mark.parametrize("case", ["llama", "gpt2"])
 def test_controls_are_the_ten_weights_of_the_model_that_are_nearest_in_magnitude(case):
     model = with_super_weight(case)
