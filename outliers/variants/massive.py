@@ -56,7 +56,7 @@ class Massive(Variant):
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
         massive = {"massive_features": list(self.features), "massive_layer": self.layer}
-        return massive | {"massive_value": self.value, "massive_above": self.above}
+        return massive | {"massive_value": self.value + 0, "massive_above": self.above + 0}  # −0 as 0, as in names
 
     def first_layer(self, _model: "PreTrainedModel") -> int:
         return self.layer

@@ -48,7 +48,7 @@ class Scaled(Variant):
         return str(Term(name, options=options, weight=self.weight))
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
-        return {"weight": str(self.weight), "weight_factor": self.factor}
+        return {"weight": str(self.weight), "weight_factor": self.factor + 0}  # −0 as 0, as in names
 
     def first_layer(self, model: "PreTrainedModel") -> int:
         """Return the first layer that has the weight; 0 for a weight outside the layers."""

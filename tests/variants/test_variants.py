@@ -244,10 +244,12 @@ SEVERAL = st.builds(
 @settings(max_examples=200)
 @given(st.one_of(st.just(AS_IT_IS), OTHER, QUANTIZED, PEERS, CACHED, PREFIXES, SEVERAL))
 @example(Massive((0,), 0, -0.0, 1.0))
+@example(Scaled(WeightEntry("lm_head", 0, 0), -0.0))
 def test_a_writing_is_read_as_what_was_written(variant):
     again = outliers.variant(variant.name)
     assert again == variant
     assert again.name == variant.name
+    assert repr(again.fields()) == repr(variant.fields()), "so that its rows are found again"
     assert hash(again) == hash(variant)
     assert pickle.loads(pickle.dumps(variant)) == variant
 
