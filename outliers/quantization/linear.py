@@ -159,7 +159,7 @@ class QuantizedLinear(SchemeLinear):
         bias, arguments = self.projection.bias, scheme.kernel_arguments
         return dispatch.linear(hidden_states, operand.codes, bias, **arguments, exact=exact)
 
-    @torch.compiler.disable  # a graph cannot tell whether codes are those of the current weight
+    @torch.compiler.disable  # traced, a layer is seven graphs instead of two
     def _product(self, rows: torch.Tensor) -> torch.Tensor:
         return combine_products(self.here, rows, self.projection, self._quantized)
 

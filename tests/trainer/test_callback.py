@@ -99,6 +99,15 @@ def test_rows_are_those_of_the_model(ran):
     assert last | {"perplexity_error": error} == outliers.watch(trainer.model, HELD_OUT)
 
 
+def test_rows_of_a_compiled_model_have_the_hash_of_its_weights(tmp_path):
+    trainer = trainer_of(tmp_path)
+    callback = trainer.callback_handler.callbacks[-1]
+    with torch.compiler.set_stance("force_eager"):
+        callback.on_train_begin(trainer.args, trainer.state, trainer.control, torch.compile(trainer.model))
+    hashes = {row["weights_hash"] for row in records_in(callback.folder)}
+    assert hashes == {weights_hash(trainer.model)}
+
+
 def test_rows_say_what_those_of_an_emergence_say(ran, tmp_path):
     spec = outliers.Emergence(models=["pocket/gpt2-0.1m"], text="sample", block=32, blocks=2)
     (largest,) = (row for row in outliers.run(spec, tmp_path / "out") if row["metric"] == "max")
