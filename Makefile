@@ -34,7 +34,8 @@ docs: $(VENV)/installed-dev
 # test-nightly, and also in test-all and docs where a file that they test changed after a commit: `make test-all
 # SINCE=origin/main`, as in CI. ROOM=metrics runs the tests of one room, the folder of that name in tests. Tests that need
 # no torch run first, by themselves. A worker takes the next file, the longest first; what changed goes before. What views
-# say is kept in tests/views/kept: with --keep-views tests write it anew, to be read as a diff.
+# say is kept in tests/views/kept, and what commands answer to mistakes in tests/commands/answers.txt: with --keep-views
+# tests write both anew, to be read as a diff.
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
 	--durations 10 --durations-min 1
 test: TIER = -m "not slow"

@@ -327,7 +327,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--keep-times", action="store_true", help="write slow.txt and seconds.txt; torchless.txt with --torch no"
     )
-    parser.addoption("--keep-views", action="store_true", help="write what views show into tests/views/kept")
+    parser.addoption(
+        "--keep-views", action="store_true", help="write what views show, and what commands answer to mistakes"
+    )
 
 
 @pytest.fixture
