@@ -139,7 +139,7 @@ def _specified(
     if takes_several and positional and (flagged_models or is_meant_as_experiment(positional[0])):
         name_of_experiment, *positional = positional
         if not is_experiment(name_of_experiment):
-            hint = "or the path of a .yaml file, which the first argument is beside --model"
+            hint = "(or the path of a .yaml file: the first argument beside --model is an experiment)"
             raise unknown_name("experiment", name_of_experiment, experiment_files(), hint)
     models = [f"{model}{WITH_ADAPTER * adapter}" for model in models_of([*positional, *flagged_models])]
     if adapter and not models:

@@ -148,6 +148,8 @@ def joined_names(names: list, most: int = 3) -> str:
 
 def reason_of(error: BaseException, most: int) -> str:
     """Return the message of another library's error in a line of at most so many characters, or its type."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
     return " ".join(str(error).split())[:most] or type(error).__name__
 
 

@@ -104,7 +104,9 @@ class Ablation(Experiment):
         subject = ToAblate(self.model, self.revision, self)
         if self.drop:
             if of_features := sorted({"features", "methods", "where", "controls", "seed"} & self.model_fields_set):
-                raise UserError(f"drop leaves out whole parts, which have no {' and no '.join(of_features)}")
+                raise UserError(
+                    f"drop leaves out whole parts, which have no {' and no '.join(of_features)}: expected one of both"
+                )
             return [CellPlan(subject, _without_each(subject))]
         treatments = 1 + len(self.methods) * (1 + self.controls)
         return [CellPlan(subject, _stages(subject), passes=lambda: 2 + treatments + treatments // 3)]

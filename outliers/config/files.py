@@ -109,7 +109,7 @@ def read_experiment(name: str) -> Fields:
         UserError: there is no such file, or it is not a YAML mapping.
     """
     if not is_experiment(name):
-        raise unknown_name("experiment", name, experiment_files(), "or the path of a .yaml file")
+        raise unknown_name("experiment", name, experiment_files(), "(or the path of a .yaml file)")
     path = Path(name)
     if path.suffix in ENDINGS:
         name = path.stem
@@ -129,7 +129,11 @@ def _read(path: Path, name: str, extended_by: tuple[Path, ...] = ()) -> Fields:
         values = None if node is None else loader.construct_document(node)
     except RecursionError:
         raise UserError(f"experiment file '{path}' refers to itself by an alias, or nests too deep") from None
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:  # the last four: bad values
+    except (LookupError, AttributeError, TypeError):  # of the library where it converts a value
+        raise UserError(
+            f"experiment file '{path}' cannot be read: a value does not fit its tag, such as !!bool"
+        ) from None
+    except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"experiment file '{path}' cannot be read: {reason_of(error, 300)}") from None
     if not isinstance(values, dict) or not all(isinstance(field, str) for field in values):
         raise UserError(f"experiment file '{path}' holds no fields; expected a mapping with 'models', 'text', …")

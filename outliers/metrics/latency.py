@@ -76,8 +76,8 @@ class LatencyMeasurement(Measurement):
         blocks, block, *sizes = cell.subject.blocks.shape
         if metric.batch > blocks or (metric.prompt > block and not sizes):
             raise UserError(
-                f"{metric.batch} prompts of {metric.prompt} tokens from {blocks} blocks of {block}; expected as many "
-                "blocks, and as long ones, or more (--blocks, --block)"
+                f"a batch of {metric.batch} with prompts of {metric.prompt} tokens, in a text of {blocks} × {block}; "
+                "expected as many blocks, and as long ones, or more (--blocks, --block)"
             )
 
     def provenance(self, cell: Cell, _model_cache: ModelCache) -> dict:

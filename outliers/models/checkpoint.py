@@ -337,7 +337,10 @@ def check_complete(stored: Iterable[str], model: PreTrainedModel, name: str, lac
     missing = [tensor_name for tensor_name in model.state_dict() if tied.get(tensor_name, tensor_name) not in present]
     missing = [tensor_name for tensor_name in missing if not any(re.search(one, tensor_name) for one in computed)]
     if missing := [*missing, *lacking_parts]:
-        raise UserError(f"the checkpoint of '{name}' lacks {len(missing)} tensors ({joined_names(missing)})")
+        raise UserError(
+            f"the checkpoint of '{name}' lacks {len(missing)} tensors ({joined_names(missing)}), for which its "
+            "configuration asks; download it again"
+        )
 
 
 def _harmful_keys(ignored: dict[str, str], model: PreTrainedModel) -> list[str]:

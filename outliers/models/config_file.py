@@ -181,8 +181,7 @@ def _read_config_file(file: Path, _state: tuple | None) -> dict:
     try:
         fields = json.loads(content.decode(), object_pairs_hook=_consistent_fields)
     except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8, or a number of 5,000 digits
-        reason = "nested too deeply" if isinstance(error, RecursionError) else reason_of(error, 150)
-        raise UserError(f"'{file}' is not valid JSON ({reason}); download the model again") from None
+        raise UserError(f"'{file}' is not valid JSON ({reason_of(error, 150)}); download the model again") from None
     if not isinstance(fields, dict):
         raise UserError(f"'{file}' holds no JSON object; expected a model's configuration")
     if not isinstance(fields.get("model_type"), str):  # transformers would guess it from the folder's name

@@ -120,4 +120,4 @@ def check_shown(experiment: Experiment) -> None:
     """Raise UserError unless the experiment's field `shows` names a table or figure of its kind."""
     names = [name for name, artefact in ARTEFACTS.items() if artefact.kind is type(experiment)]
     if experiment.shows not in names:
-        raise unknown_name("table or figure", str(experiment.shows), names, "in field 'shows'")
+        raise unknown_name("table or figure", str(experiment.shows), names, "(in field 'shows')")

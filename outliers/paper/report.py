@@ -40,7 +40,7 @@ def experiments_of(name: str, device: str | None = None, models: Sequence[str] =
     sets = {known.rpartition("/")[0] for known in experiment_files()}
     names = [known for known in experiment_files() if known.startswith(f"{name}/")] if name in sets else [name]
     if name not in sets and name not in experiment_files() and Path(name).suffix not in (".yaml", ".yml"):
-        raise unknown_name("experiment", name, [*sorted(sets), *experiment_files()], "or the path of a .yaml file")
+        raise unknown_name("experiment", name, [*sorted(sets), *experiment_files()], "(or the path of a .yaml file)")
     experiments = [_validated(known, device, models) for known in names]
     return sorted(experiments, key=lambda experiment: list(ARTEFACTS).index(experiment.shows))
 
@@ -49,7 +49,7 @@ def _validated(name: str, device: str | None, models: Sequence[str]) -> Experime
     fields = read_experiment(name)
     shows = fields.values.get("shows")
     if shows not in ARTEFACTS:
-        error = unknown_name("table or figure", str(shows), ARTEFACTS, "in field 'shows'")
+        error = unknown_name("table or figure", str(shows), ARTEFACTS, "(in field 'shows')")
         raise UserError(f"{fields.places.get(('shows',), fields.places[()])}, {error}")
     kind = ARTEFACTS[shows].kind
     if "model" in kind.model_fields and len(models) > 1:
@@ -160,7 +160,7 @@ def _all_measured(
 
 def _drawn(experiment: Experiment, folder: Path) -> tuple[list[dict], list[str]]:
     rows = stored_rows(experiment, folder)
-    return rows, [] if rows else [f"'{folder}' has no finished rows of this experiment"]
+    return rows, [] if rows else [f"'{folder}' has no finished rows of this experiment; run it without --redraw"]
 
 
 def _measured(

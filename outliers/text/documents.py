@@ -92,7 +92,7 @@ def _values(line: str, fields: tuple[str, ...]) -> list[str]:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{error.msg} at character {error.pos + 1}") from None
+        raise ValueError(f"{error.msg.removesuffix(' at')} at character {error.pos + 1}") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except ValueError:  # Python limits the digits of numbers, whose conversion takes quadratic time
@@ -178,7 +178,7 @@ def find_named(name: str) -> NamedText:
         raise UserError(f"text '{name}' is a folder, a pipe or a device; expected a regular file")
     if Path(name).suffix or "/" in name:
         raise UserError(f"text file '{name}' does not exist; expected a file or one of {', '.join(TEXTS)}")
-    raise unknown_name("text", name, TEXTS, "or the path of a .txt, .txt.gz or .jsonl file")
+    raise unknown_name("text", name, TEXTS, "(or the path of a .txt, .txt.gz or .jsonl file)")
 
 
 def check_data_set(repository: str) -> None:

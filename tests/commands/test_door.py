@@ -559,8 +559,9 @@ OF_WEIGHTS = {
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.what[:80])
-def test_one_line(monkeypatch, capsys, tmp_path, request, case):
+def test_one_line(monkeypatch, constants, capsys, tmp_path, request, case):
     monkeypatch.chdir(tmp_path)
+    constants("outliers.models.names", CACHE=tmp_path / "cache")  # without SmolLM2, wherever it is
     case.make(tmp_path)
     before = written(tmp_path)
     command, *arguments = shlex.split(case.typed)

@@ -35,7 +35,7 @@ def state_names(model: PreTrainedModel, tool: str) -> dict[LayerState, str]:
     if tool == "transformerlens" and len(stacks_of(model.config)) > 1:
         raise UserError(
             f"'{model.config.model_type}' has several stacks of layers, which names of TransformerLens do not tell "
-            "apart; use names='nnsight'"
+            "apart; expected a model with one stack, or names of nnsight"
         )
     named = {state: TOOLS[tool](*state, modules) for state, modules in modules_of(model).items()}
     return {state: name for state, name in named.items() if name}
