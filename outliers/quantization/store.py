@@ -118,7 +118,9 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
         tensors = {lazy.name: lazy for lazy in stored}
         firsts = {alias: tensors[first] for alias, first in shared.items()}
     except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
-        raise UserError(f"cannot read an int8 model from '{folder}' ({reason_of(error, 200)})") from None
+        raise UserError(
+            f"cannot read an int8 model from '{folder}' ({reason_of(error, 200)}); quantize the exact model again"
+        ) from None
     config = config_of(source, name, any_kind=True)
     check_weights(config.to_dict(), name, [path])
     with refusals(name):
@@ -147,7 +149,10 @@ def _check(tensors: dict[str, Lazy], model: PreTrainedModel, name: str) -> None:
     parameters = {key for key, _ in model.named_parameters(remove_duplicate=False)}
     for key, lazy in tensors.items():
         if key not in expected:
-            raise UserError(f"'{name}' holds tensors that its architecture does not have ({printable(key)}, …)")
+            raise UserError(
+                f"'{name}' holds tensors that its architecture does not have ({printable(key)}, …); quantize the exact "
+                "model again"
+            )
         check_shape(lazy, expected[key].shape, name)
         dtype = READ.get(lazy.dtype)
         same = dtype is not None and (dtype.is_floating_point if key in parameters else dtype == expected[key].dtype)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from outliers.criterion import PICTURES
 from outliers.errors import UserError, joined_names, reason_of, shown
@@ -146,9 +146,13 @@ def _open(content: bytes | None) -> Image.Image:
         raise ValueError("it is not a regular file")
     if len(content) > LARGEST_FILE:
         raise ValueError(f"it is larger than {LARGEST_FILE >> 20} MB")
+    formats = sorted(set(FORMATS.values()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about large pictures, whose size is checked below
-        image = Image.open(BytesIO(content), formats=sorted(set(FORMATS.values())))
+        try:
+            image = Image.open(BytesIO(content), formats=formats)
+        except UnidentifiedImageError:  # whose message names an object in memory
+            raise ValueError(f"it is none of {', '.join(formats)}") from None
     if image.width * image.height > MOST_PIXELS:
         raise ValueError(f"it has {image.width:,} x {image.height:,} pixels, more than {MOST_PIXELS:,}")
     return image.convert("RGB")

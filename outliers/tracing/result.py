@@ -164,13 +164,15 @@ class Trace:
         if bool(self.names) != bool(other.names):
             raise UserError("cannot merge a trace with tokens and one without; trace both alike")
         if self._shapes() != other._shapes():
-            raise UserError("cannot merge traces of models of different shapes")
+            raise UserError("cannot merge traces of models of different shapes; expected traces of one model")
         if any(self.names[token] != other.names[token] for token in self.names.keys() & other.names.keys()):
             raise UserError("cannot merge traces whose tokens have different names; trace both with one tokenizer")
         for what in self.labels.keys() & other.labels.keys():
             mine, theirs = self.labels[what], other.labels[what]
             if mine != theirs:
-                raise UserError(f"cannot merge traces whose {what} are {shown(mine)} and {shown(theirs)}")
+                raise UserError(
+                    f"cannot merge traces whose {what} are {shown(mine)} and {shown(theirs)}; expected the same of both"
+                )
         merged = {name: combine(name, self.statistics[name], other.statistics[name]) for name in self._shapes()}
         if self.names:
             merged |= tokens.merge_token_statistics(self.statistics, other.statistics)

@@ -145,7 +145,10 @@ def rename_all(folder):
 
 
 SPOILED = {  # what is done to a folder of pictures, of which one is the first, and what is said
-    "no picture": (lambda _, first: first.write_bytes(b"GIF89a"), "dog/0.png' is not a readable picture: cannot"),
+    "no picture": (
+        lambda _, first: first.write_bytes(b"GIF89a"),
+        "dog/0.png' is not a readable picture: it is none of BMP, ",
+    ),
     "cut": (lambda _, first: first.write_bytes(first.read_bytes()[:200]), "dog/0.png' is not a readable picture: "),
     "huge": (lambda _, first: Image.new("1", (9000, 9000)).save(first), "9,000 x 9,000 pixels, more than"),
     "pipe": (lambda _, first: first.unlink() or os.mkfifo(first), "is not a regular file"),
