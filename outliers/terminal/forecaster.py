@@ -74,14 +74,16 @@ class Forecaster:
     """A forecast of the time that is left of a run.
 
     Steps of a kind are expected to take as long as finished steps of the kind. If there are none, steps take, relative
-    to their work, as long as those of their group (the first word of the kind), or else as all others, and the range is
-    as wide as their scatter. The latest steps tell how busy the machine is. The range has room for other programs that
+    to their work, as long as those of their group (the first word of the kind), or else as all others (of models, if
+    they are of a model, as one of its tasks takes much longer than its blocks), and the range is as wide as their
+    scatter. The latest steps tell how busy the machine is. The range has room for other programs that
     start or end, and is wider if forecasts changed lately.
     """
 
     def __init__(self):
         self.todo: Counter = Counter()  # remaining work, by kind
         self.fixed: Counter = Counter()  # remaining seconds, by kind, if known from the start
+        self.of_models: dict[str, bool] = {}  # whether the steps take longer in larger models, by kind
         self.marks: list[Mark] = []
         self.totals: list[tuple[float, float]] = []  # (age, forecast of the whole run) in seconds
         self.workers, self.first = 1, 0  # number of workers, and the mark since which they share the work
@@ -92,6 +94,7 @@ class Forecaster:
             self.fixed[steps.kind] += sign * steps.count * steps.seconds
         else:
             self.todo[steps.kind] += sign * steps.work
+            self.of_models[steps.kind] = steps.size > 0
 
     def set_workers(self, workers: int) -> None:
         """Set the number of workers that share the work from now on."""
@@ -124,7 +127,7 @@ class Forecaster:
         todo = Counter(self.todo)
         todo[working] -= done
         made = Counter(mark.kind for mark in counted)
-        paces = {kind: _near(kind, rates, made) for kind in todo}
+        paces = {kind: self._near(kind, rates, made) for kind in todo}
         usual = rest * paces[working].expected
         if working in rates:
             busy = _busy(counted, age, rates, usual, since)
@@ -147,6 +150,25 @@ class Forecaster:
         gone = min(since, busy * rest * paces[working].expected / share)
         expected = max(0.0, expected - gone)
         return Left(expected, expected / factor, expected * factor) if factor**2 <= WIDEST else None
+
+    def _near(self, kind: str, rates: dict[str, float], made: Mapping[str, int]) -> Pace:
+        """Return the pace of a kind from the nearest kinds with finished work.
+
+        Args:
+            kind: of steps.
+            rates: seconds per unit of work, by kind.
+            made: number of finished steps, by kind, which is its weight.
+        """
+        if kind in rates:
+            return Pace(rates[kind], 1.0)
+        group = [other for other in rates if _group(other) == _group(kind)]
+        alike = [other for other in rates if self.of_models.get(other) == self.of_models.get(kind)]
+        near = group or alike or [*rates]
+        logs, weights = [math.log(rates[other]) for other in near], [made[other] for other in near]
+        mean = _weighted_mean(logs, weights)
+        variance = _weighted_mean([(log - mean) ** 2 for log in logs], weights)
+        beyond = 0.0 if len(group) >= SEVERAL else math.log(UNKNOWN)
+        return Pace(math.exp(mean), math.exp(math.hypot(math.sqrt(variance), beyond)))
 
     def _counted(self) -> list[Mark]:
         """Return the marks that determine the pace: those since the workers share the work, or all but the first step.
@@ -194,25 +216,6 @@ def _busy(marks: Sequence[Mark], age: float, rates: dict[str, float], step: floa
 
 def _group(kind: str) -> str:
     return kind.partition(" ")[0]
-
-
-def _near(kind: str, rates: dict[str, float], made: Mapping[str, int]) -> Pace:
-    """Return the pace of a kind from the nearest kinds with finished work.
-
-    Args:
-        kind: of steps.
-        rates: seconds per unit of work, by kind.
-        made: number of finished steps, by kind, which is its weight.
-    """
-    if kind in rates:
-        return Pace(rates[kind], 1.0)
-    group = [other for other in rates if _group(other) == _group(kind)]
-    near = group or [*rates]
-    logs, weights = [math.log(rates[other]) for other in near], [made[other] for other in near]
-    mean = _weighted_mean(logs, weights)
-    variance = _weighted_mean([(log - mean) ** 2 for log in logs], weights)
-    beyond = 0.0 if len(group) >= SEVERAL else math.log(UNKNOWN)
-    return Pace(math.exp(mean), math.exp(math.hypot(math.sqrt(variance), beyond)))
 
 
 def _weighted_mean(values: Iterable[float], weights: Sequence[float]) -> float:

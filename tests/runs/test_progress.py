@@ -221,6 +221,11 @@ STORIES = {
         *(("work", 30, 30, 30, 30), ("left", None)),
         *(("enter", "new", Steps(100, kind="new")), ("work", 5, 5, 5, 5), ("about", 96 * 5)),
     ),
+    "tasks of a model, which take long, say nothing of blocks": (
+        *(0, ("expect", SMALL_MODEL), ("expect", Steps(8, kind="tasks")), ("enter", "small", SMALL_MODEL)),
+        *(("work", 1, 1, 1, 1), ("enter", "tasks", Steps(8, kind="tasks")), ("work", *[100] * 8)),
+        *(("expect", SMALL_MODEL._replace(kind="later")), ("left", 4)),
+    ),
     "what takes its time on any model": (
         *(0, ("expect", SMALL_MODEL), ("expect", RENDERING), ("enter", "m", SMALL_MODEL)),
         *(("work", 60, 60, 60, 60), ("left", RENDERING.seconds)),
