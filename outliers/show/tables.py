@@ -371,7 +371,11 @@ def scattered(name: str, form: str, unit: float = 1) -> Callable[[Mapping], str]
 
 
 def _number(form: str, value: float) -> str:
-    return f"{value:{form.replace('f', 'e') if math.isfinite(value) and abs(value) >= LARGE else form}}"
+    if math.isfinite(value) and abs(value) >= LARGE:
+        form = form.replace("f", "e")
+    elif form == ".4g" and abs(value) >= 1e4:  # without a power of ten, as beside numbers with an error bar
+        form = ",.0f"
+    return f"{value:{form}}"
 
 
 def with_interval(form: Callable[[float], str], value: float, *ends: float) -> str:

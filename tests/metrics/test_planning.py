@@ -208,6 +208,9 @@ def test_the_section_writes_the_plan(kept, tmp_path):
     assert found == plan_of(rows, MODEL, 0.01, 2)
     assert found.measured["cost"] <= 0.01 and found.measured["first_block"] == 2
     assert len(section.tables[0].cells) == len(found.exact) > 0
+    unquantized = next(row["value"] for row in rows if row.get("stage") == CONFIRM and "chosen" not in row)
+    (singles,) = (table.data for table in section.tables if table.name == "plan_single")
+    assert singles["cost"].tolist() == pytest.approx((singles["perplexity"] / unquantized - 1).tolist())
     (finding,) = section.findings
     assert f"With {len(found.exact)} exact of 8 projections, w4a4 changes the perplexity by" in finding.text
     for rows in (section.rows, [row for row in section.rows if row.get("skip")][:5]):

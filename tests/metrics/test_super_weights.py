@@ -60,17 +60,23 @@ def with_super_weight(case: str):
 def test_candidates_are_where_spikes_meet(case):
     """Against hooks of torch alone."""
     model = with_super_weight(case)
-    blocks, seen = written_by(model), []
+    blocks, seen, states = written_by(model), [], []
     (module,) = (one.module for one in projections(model) if one.role == "ffn_out" and one.layer == LAYER)
     hook = module.register_forward_hook(lambda _module, inputs, output: seen.append((inputs[0], output)))
+    last = decoder_layers(model)[LAYER].register_forward_hook(lambda _layer, _inputs, output: states.append(output))
     perplexity(model, blocks)
     hook.remove()
+    last.remove()
     inputs, outputs = (torch.cat([one[0] for one in side]) for side in zip(*seen, strict=True))
     found = pd.DataFrame(candidates(model, blocks, Candidates()))
     of_layer = found[(found["metric"] == "candidates.layer") & (found["layer"] == LAYER)].iloc[0]
     assert abs(of_layer["spike"]) == inputs.abs().max()
     assert abs(of_layer["value"]) == outputs.abs().max()
     assert (of_layer["output"], of_layer["input"]) == (OUTPUT, INPUT)
+    values = torch.cat(states)[..., OUTPUT]  # (sequences, tokens)
+    peaks = values.gather(1, values.abs().argmax(1, keepdim=True))
+    assert of_layer["state"] == pytest.approx(peaks.mean().item(), rel=1e-5)
+    assert of_layer["least"] == pytest.approx(peaks.abs().min().item(), rel=1e-5)
     assert found.iloc[2]["found_by"] == "activations"
 
 

@@ -273,6 +273,7 @@ def test_pairs_are_of_one_model_and_text():
         (".6g", 131.0909, 0.37, "131.1±0.4"),
         (".6g", 131.0909, None, "131.091"),
         (".2f", 31.314, math.nan, "31.31"),
+        (".4g", 3843021.7, None, "3,843,022"),
     ],
 )
 def test_digits_of_a_cell_follow_the_bar(form, value, bar, expected):

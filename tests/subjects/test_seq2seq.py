@@ -73,7 +73,7 @@ def settings(folder, **fields) -> dict:
         ("t5", 30, {"objective": "prefix"}, "first-blocks+prefix"),
         ("bart", 0, {}, "first-blocks+prefix"),
         ("bart", 0, {"objective": "span"}, "no sentinels"),
-        ("bart", 0, {"mask_seed": 3}, "leave --mask-seed and --mask-seeds out"),
+        *(("bart", 0, {seed: 2}, "leave --mask-seed and --mask-seeds out") for seed in ("mask_seed", "mask_seeds")),
         ("t5", 30, {"bos": True}, "leave --bos out"),
         ("t5", 30, {"block": 900}, "sentinels; use shorter blocks"),
         ("t5", 30, {"blocks": 900}, "too short"),
