@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging
 
 from outliers import load_model, load_tokenizer, plant, trace
@@ -13,6 +13,7 @@ from outliers.models.anatomy import context_length
 from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.ladder import LADDER
 from outliers.models.skeleton import skeleton
+from outliers.quantization.store import load_int8
 from tests.conftest import CONFIGS, every_kind
 from tests.small_models import make_model
 
@@ -109,3 +110,10 @@ def test_context_length(case, scaling, length):
 def test_what_another_library_says_is_one_line_and_never_nothing():
     assert reason_of(ValueError("one\n  two\tthree"), 9) == "one two t"
     assert reason_of(KeyError(), 9) == "KeyError"
+
+
+def test_a_model_generates_as_its_folder_says(tmp_path):
+    make_model("gpt2").save_pretrained(tmp_path)
+    GenerationConfig(max_new_tokens=7).save_pretrained(tmp_path)
+    for loaded in (load_model(str(tmp_path)), load_int8(str(tmp_path), "absmax")):
+        assert loaded.generation_config.max_new_tokens == 7

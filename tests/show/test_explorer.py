@@ -41,7 +41,7 @@ DRAWN = "[...document.querySelectorAll('.explorer')].every(one => 'drawn' in one
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory) -> tuple[Tracing, Path, list[dict]]:
     """The trace of a small model, in its folder."""
-    spec, folder = Tracing(**SMALL, imatrix=True), tmp_path_factory.mktemp("trace")
+    spec, folder = Tracing(**SMALL), tmp_path_factory.mktemp("trace")
     return spec, folder, run(spec, folder)
 
 
@@ -52,10 +52,6 @@ def test_the_excerpt_holds_what_the_layers_read(traced):
     for layer, block in enumerate(model.transformer.h):
         expected = block.ln_1(states[layer])[0][:, found.features["attn_in"]]
         torch.testing.assert_close(found.values["attn_in"][layer].float(), expected, rtol=2**-8, atol=1e-6)
-
-
-def test_a_requested_importance_matrix_is_beside_the_trace(traced):
-    assert (traced[1] / "imatrix.gguf").is_file()
 
 
 def test_it_is_of_the_telling_features(traced):

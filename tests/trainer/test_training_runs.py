@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ from scipy.stats import ttest_1samp
 from outliers.commands.training import Training
 from outliers.config.recipe import Recipe
 from outliers.errors import UserError
+from outliers.metrics.training import RunResult, TrainingMeasurement
 from outliers.paper.artefacts import ARTEFACTS
 from outliers.paper.report import experiments_of
 from outliers.published.numbers import TABLE7 as PRINTED
@@ -190,6 +192,14 @@ SECTIONS = {
 @pytest.mark.parametrize("name", SECTIONS)
 def test_section(name, as_kept):
     as_kept(name, shown(SECTIONS[name]()))
+
+
+def test_a_run_has_fewer_rows_along_its_training_than_at_its_end():
+    logged = [{"step": step, "epoch": 0.5, "perplexity": 9.0, "max.ffn_in": 7.0, "loss": 1.0} for step in (2, 4)]
+    ended = SimpleNamespace(subject=SimpleNamespace(recipe=SimpleNamespace(steps=4)))
+    rows = TrainingMeasurement().values(ended, [RunResult({}, logged, [])])
+    metrics = {step: [row["metric"] for row in rows if row["checkpoint"] == step] for step in ("step-2", "step-4")}
+    assert metrics == {"step-2": ["perplexity", "max.ffn_in"], "step-4": ["perplexity", "max.ffn_in", "loss"]}
 
 
 def test_runs_of_causes_as_data():
