@@ -41,12 +41,15 @@ TESTS = {
     "outliers/config": "masked attention",
     "outliers/subjects": "vision latency",
     "outliers/terminal/amounts": "forecast",
+    "outliers/metrics/training": "training_runs",
+    "outliers/models/load": "models",
     "outliers/terminal": "progress",
     "outliers/text/blocks": "losses refusals",
     "outliers/text/documents": "door",
     "outliers/trainer": "recipes",
     "outliers/variants/edges": "edges",
     "outliers/variants/plant": "models",
+    "outliers/views/plan": "planning",
     "outliers/views/remedies": "report",
     "outliers/views/trace": "vision",
     "outliers/views/table7": "training_runs",
@@ -262,6 +265,7 @@ MUTATIONS = {
         ("if cell.labels.items() <= row.provenance.items()", "if True"),
     ],
     "outliers/metrics/candidates.py": [
+        ("self.total[feature] / self.sequences", "self.total[feature]"),
         ("min(abs(spikes", "max(abs(spikes"),
         ("distances[place] = torch.inf", "pass"),
         ("torch.minimum(magnitudes.mean(1", "torch.maximum(magnitudes.mean(1"),
@@ -321,7 +325,8 @@ MUTATIONS = {
         ("passing = max(passing, needs.logit_matrices * tokens * shape.vocabulary)", "passing = passing"),
     ],
     "outliers/runs/callback.py": [
-        ("(last or state.global_step % self.every == 0)", "(state.global_step % self.every == 0)")
+        ("keep_torch_compile=False", "keep_torch_compile=True"),
+        ("(last or state.global_step % self.every == 0)", "(state.global_step % self.every == 0)"),
     ],
     "outliers/show/section.py": [("[] if of_left <= {BASELINE} < variants else left", "left")],
     "outliers/show/value.py": [
@@ -362,6 +367,14 @@ MUTATIONS = {
     "outliers/views/latency.py": [
         ('before["decode_q1"] > after["decode_q3"]', 'before["decode_q1"] >= after["decode_q3"]'),
         ('before["decode_q3"] < after["decode_q1"]', 'before["decode_q3"] <= after["decode_q1"]'),
+    ],
+    "outliers/metrics/training.py": [('(is_last and metric not in ("step", "epoch"))', "is_last")],
+    "outliers/views/plan.py": [
+        ('row.get("stage") == CONFIRM and "chosen" not in row)', 'row.get("stage") != CONFIRM and "chosen" not in row)')
+    ],
+    "outliers/terminal/forecaster.py": [("near = group or alike or", "near = group or")],
+    "outliers/models/load.py": [
+        ("        if not source.file:\n            model.gen", "        if source.file:\n            model.gen")
     ],
     "outliers/views/origins.py": [
         ("FAINTEST_GAIN, BRIGHTEST_GAIN = 1 / 16, 4", "FAINTEST_GAIN, BRIGHTEST_GAIN = 1 / 16, 8")
