@@ -202,10 +202,13 @@ def _is_cached(repository: str) -> bool:
 
 
 def check_text(name: object) -> None:
-    """Raise UserError if a text given by name is missing, before slow imports; any other text passes."""
-    if isinstance(name, str) and name:
+    """Raise UserError if a text given by name is missing, before slow imports; any other text passes, and what can name
+    pictures: a folder, or a data set of the hub (OWNER/NAME)."""
+    if not isinstance(name, str) or not name or os.path.isdir(name):
+        return
+    if name.count("/") != 1 or Path(name).suffix or os.path.exists(name):
         find_named(name)
-    if isinstance(name, str) and name in HUB:
+    if name in HUB:
         check_hub_cache()
         with _reaching(HUB[name][0]):
             check_data_set(HUB[name][0])

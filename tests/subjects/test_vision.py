@@ -28,6 +28,7 @@ from outliers.subjects.causal import ModelWithText
 from outliers.subjects.served import Served
 from outliers.subjects.vision import pictures
 from tests.subjects.test_families import SIZES, VIT, make
+from tests.typed import call
 
 # Kind to what stands before the patches.
 BEFORE = {"vit": ["[CLS]"], "deit": ["[CLS]", "[DIST]"], "dinov2": ["[CLS]"], "dinov2-gated": ["[CLS]"]}
@@ -71,6 +72,12 @@ def test_places_have_names(kind, shown):
     assert (found.block, [found.names[number][0] for number in range(len(names))]) == (len(names), names)
     sinks = found.statistics["attention.sinks"]
     assert torch.equal(found.statistics["attention.sinks_tokens"], sinks.sum(0)), "a place is a position here"
+
+
+def test_a_folder_of_pictures_is_typed(monkeypatch, capsys, saved):
+    options = ("--text", saved / "pictures", "--blocks", 2, "--scheme", "fp32", "--out", saved / "out")
+    code, out, err = call(monkeypatch, capsys, "--model", saved / "vit", *options)
+    assert code == 0 and "2 pictures" in out, err
 
 
 def test_map_over_the_picture():
